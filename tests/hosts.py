@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 
 from conftest import environment
-from gnnpar.launch.emulated.namespaces import Network, address, own_prefix
+from gnnpar.comm.world import Links
+from gnnpar.launch.emulated.namespaces import Network, address, netns
 
 NAMES = ("node-a", "node-b")
 PORT = 29500
@@ -30,7 +31,7 @@ class Hosts:
 
     def run(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command on a host."""
-        inside = ["ip", "netns", "exec", self.network.namespace(host), "unshare", "--uts", "--mount", "sh", "-c"]
+        inside = ["nsenter", f"--net={self.network.namespaces[host]}", "unshare", "--uts", "--mount", "sh", "-c"]
         names = self.folder / "hosts"  # torchrun wants to know its own
         names.write_text("127.0.0.1 localhost\n" + "".join(f"{address(i)} {name}\n" for i, name in enumerate(NAMES)))
         script = f'hostname {NAMES[host]} && mount --bind {names} /etc/hosts && exec "$@"'
@@ -51,22 +52,25 @@ class Hosts:
         how = ["--node-rank", str(host), "--master-addr", address(0), "--master-port", str(PORT)]
         if elastic is not None:
             how = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address(0)}:{PORT}"]
-            how += ["--rdzv-id", self.network.prefix, "--local-addr", address(host), "--max-restarts", str(elastic)]
+            how += ["--rdzv-id", "gnnpar", "--local-addr", address(host), "--max-restarts", str(elastic)]
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *how]
         return self.run(host, [*command, "-m", "gnnpar", "train", *overrides], env)
 
     def cut(self, host: int) -> None:
         """The host's cable is pulled: at the switch, so that the host itself still has an interface."""
-        namespace = self.network.namespace("switch")
-        subprocess.run(["ip", "-n", namespace, "link", "set", f"port{host}", "down"], check=True)
+        self._set(host, "down")
 
     def plug(self, host: int) -> None:
         """The cable is back."""
-        subprocess.run(["ip", "-n", self.network.namespace("switch"), "link", "set", f"port{host}", "up"], check=True)
+        self._set(host, "up")
+
+    def _set(self, host: int, state: str) -> None:
+        with netns(self.network.namespaces[-1]):
+            subprocess.run(["ip", "link", "set", f"port{host}", state], check=True)
 
     def ranks(self, host: int) -> list[psutil.Process]:
         """The processes of gnnpar on a host, by rank."""
-        found = [p for p in psutil.process_iter() if _rank_on(p, self.network.namespace(host))]
+        found = [p for p in psutil.process_iter() if _rank_on(p, self.network.namespaces[host])]
         return sorted(found, key=lambda p: p.environ()["RANK"])
 
     def close(self) -> None:
@@ -87,15 +91,14 @@ def _rank_on(process: psutil.Process, namespace: str) -> bool:
             return False
         if not process.environ().get("RANK", "").isdigit():
             return False
-        return os.stat(f"/proc/{process.pid}/ns/net").st_ino == os.stat(f"/run/netns/{namespace}").st_ino
+        return os.stat(f"/proc/{process.pid}/ns/net").st_ino == os.stat(namespace).st_ino
     except (psutil.Error, OSError):
         return False
 
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[Hosts]:
-    network = Network(prefix=own_prefix(), host_gbps=(1.0, 1.0))
-    with network.built():
+    with Network.built(Links(host_gbps=(1.0, 1.0))) as network:
         hosts = Hosts(network, folder)
         try:
             yield hosts

@@ -32,9 +32,10 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import Communicator
+from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
-from gnnpar.launch.emulated.namespaces import Network, own_prefix
+from gnnpar.launch.emulated.namespaces import Network
 from gnnpar.launch.emulated.paced import burst_kib, reached_gbps
 from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
@@ -128,8 +129,8 @@ def share(rows: list[dict[str, Any]]) -> float:
 def over_link(turns: Turns, gbps: float, ranks: int) -> tuple[list[dict[str, Any]], list[float]]:
     """Rows of rank 0, and what each link reached."""
     hosts = (gbps,) * ranks
-    network = Network(prefix=own_prefix(), host_gbps=hosts, host_of=tuple(range(ranks)), burst_kib=burst_kib(gbps))
-    with network.built():
+    links = Links(host_gbps=hosts, host_of=tuple(range(ranks)), burst_kib=burst_kib(gbps))
+    with Network.built(links) as network:
         return run_world("gloo", ranks, turns, network)[0], reached_gbps(network)
 
 

@@ -16,7 +16,7 @@ from gnnpar.comm.world import Host, World, restored_torch_settings
 from gnnpar.files import FolderInUse, WriteError, working_in
 from gnnpar.launch import processes
 from gnnpar.launch.join import join as join_ranks
-from gnnpar.launch.join import refusal, watched
+from gnnpar.launch.join import refusal
 from gnnpar.launch.launch import world_of
 from gnnpar.launch.slurm import check_rank
 from gnnpar.parallel.objective import SPLITS
@@ -156,10 +156,13 @@ def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> S
         except ValueError as error:
             raise refusal(error, settings.comm.connect_seconds) from error
         record = RunRecord(settings, world, folder)
-        others = join_ranks(record, settings.comm.connect_seconds) if world.size > 1 else None
-        inside.enter_context(watched(others, record, settings.comm.lost_seconds))
+        store = None
+        if world.size > 1:
+            others = join_ranks(record, settings.comm.connect_seconds)
+            inside.enter_context(others.watched(settings.comm.lost_seconds))
+            store = others.store
         inside.enter_context(restored_torch_settings())
-        comm = processes.connected(world, settings.comm, store=others and others.store)
+        comm = processes.connected(world, settings.comm, store=store)
         run = prepare(Job(settings, world, folder, plan_source), comm, Host(), Null(), Start())
         return Session(run, inside.pop_all())
 

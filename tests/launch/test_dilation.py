@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,6 +17,7 @@ from conftest import ROOT, Run
 from gnnpar.comm import clock
 from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
+from gnnpar.files import process_start
 from gnnpar.launch.emulated import cpu_shares, paced
 from gnnpar.launch.emulated.namespaces import Network
 from gnnpar.launch.launch import world_of
@@ -50,7 +54,7 @@ def test_code_of_ranks_reads_the_dilated_clocks() -> None:
 
 
 def test_links_of_a_dilated_run_are_as_slow_as_ranks() -> None:
-    network = Network(prefix="gnnpar", host_gbps=(1.0, 1.0), burst_kib=256, dilation=4.0)
+    network = Network(host_gbps=(1.0, 1.0), burst_kib=256, dilation=4.0)
     assert network.bucket(1.0) == "tbf rate 250000000bit burst 256kb latency 80ms"
     assert network.limit(1.0).startswith("htb rate 250000000bit ceil 250000000bit burst 256kb")
     assert network.describe() == "2 hosts x 1 Gbit/s, dilated 4 times"
@@ -134,8 +138,8 @@ def test_cgroups_v2_limit_writes_one_file(tmp_path: Path) -> None:
     assert (tmp_path / "cpu.max").read_text() == "1000 4000"
 
 
-def burn(prefix: str, rank: int, seconds: float) -> None:
-    cpu_shares.enter(prefix, rank)
+def burn(group: str, seconds: float) -> None:
+    cpu_shares.enter(group)
     began, used = time.monotonic(), time.process_time()
     while time.monotonic() - began < seconds:
         pass
@@ -144,16 +148,28 @@ def burn(prefix: str, rank: int, seconds: float) -> None:
 
 @can_share
 def test_rank_gets_no_more_than_its_share() -> None:
-    with cpu_shares.shared((0.9, 0.2)) as prefix:
-        there = cpu_shares.own_controller()
-        assert there is not None
-        root = there.root
-        assert len(list(root.glob(f"{prefix}-rank*"))) == 2
-        rank = get_context("fork").Process(target=burn, args=(prefix, 1, 0.5))
+    with cpu_shares.shared((0.9, 0.2)) as groups:
+        assert [Path(group).exists() for group in groups] == [True, True]
+        rank = get_context("fork").Process(target=burn, args=(groups[1], 0.5))
         rank.start()
         rank.join()
         assert rank.exitcode == 0
-    assert list(root.glob(f"{prefix}-*")) == []
+    assert [Path(group).exists() for group in groups] == [False, False]
+
+
+def test_only_groups_of_dead_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_shares, "own_controller", lambda: cpu_shares.Controller(tmp_path, 1))
+    monkeypatch.setattr(cpu_shares, "_GONE_SECONDS", 0.0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        dead = f"gnnpar-{process.pid}-{process_start(process.pid)}-rank0"
+        process.communicate(b"\n")
+    mine = f"gnnpar-{os.getpid()}-{process_start(os.getpid())}-rank7"
+    reused = f"gnnpar-{os.getpid()}-1-rank0"  # this process's number, but it started later
+    for name in (dead, mine, reused, "gnnpar", "docker-1-1-0"):
+        (tmp_path / name).mkdir()
+    with cpu_shares.shared((1.0,)):
+        left = {each.name for each in tmp_path.iterdir()}
+    assert left - {mine.replace("rank7", "rank0")} == {mine, "gnnpar", "docker-1-1-0"}
 
 
 @can_share

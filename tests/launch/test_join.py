@@ -28,7 +28,7 @@ from checkpoints import SMALL
 from gnnpar.comm import interfaces
 from gnnpar.comm.world import Outcome
 from gnnpar.config.compose import compose
-from gnnpar.launch.join import PeerLost, join, refusal, watched
+from gnnpar.launch.join import PeerLost, join, refusal
 from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.record import RunRecord
@@ -75,7 +75,7 @@ def _rank(out: Path, env: dict[str, str], keys: dict[str, Any], body: Callable[[
             for _ in range(keys.get("times", 1)):
                 joined = join(hooks, keys.get("seconds", 20.0))
                 told = {"hosts": joined.hosts, "restarts": joined.restarts, "folder": str(joined.folder)}
-                with watched(joined, hooks, 6.0):
+                with joined.watched(6.0):
                     joined.store.set(f"{joined.rank}", "here")
                     joined.store.wait([f"{rank}" for rank in range(len(joined.hosts))])
                     time.sleep(0.5)  # rank 0 holds the store

@@ -4,49 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 
 from comm_bodies import MESSAGE_TAG
 from gnnpar.comm import Communicator
-from gnnpar.files import process_start
+from gnnpar.comm.world import Links, RunHooks
 from gnnpar.launch.emulated import namespaces, paced
-from gnnpar.launch.emulated.namespaces import Network, interface_sent_bytes, missing, own_prefix, remove_stale
+from gnnpar.launch.emulated.namespaces import Network, interface_sent_bytes, missing
 from worlds import run_world
 
 PATTERNS = {"one way": [(0, 3)], "both ways": [(0, 3), (3, 0)], "three to one": [(0, 3), (1, 3), (2, 3)]}
 RATES, SECONDS, REPEATS = (0.2, 1.0), 0.4, 10
-
-
-def dead_process() -> str:
-    """The prefix of a process that is no more."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        prefix = f"gnnpar-{process.pid}-{process_start(process.pid)}"
-        process.communicate(b"\n")
-    return prefix
-
-
-def test_only_names_of_dead_processes_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces, "FOLDER", tmp_path)
-    dead = dead_process()
-    reused = f"gnnpar-{os.getpid()}-1"  # this process's number, but it started later
-    names = (f"{own_prefix()}-0", f"{dead}-0", f"{dead}-switch", f"{reused}-1", "gnnpar", "docker-1-1-0")
-    for name in names:
-        (tmp_path / name).touch()
-    assert len(namespaces.names()) == 4
-    removed: list[str] = []
-    monkeypatch.setattr(namespaces, "delete", removed.extend)
-    assert set(remove_stale()) == {f"{dead}-0", f"{dead}-switch", f"{reused}-1"}
-    assert set(removed) == set(remove_stale())
-    monkeypatch.setattr(namespaces, "FOLDER", tmp_path / "nowhere")
-    assert remove_stale() == []
 
 
 def test_missing_tools_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +37,10 @@ def test_missing_tools_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_link_rates_become_one_class_a_peer() -> None:
-    plain = Network(prefix="gnnpar-1-1", host_gbps=(1.0, 0.5))
+    plain = Network(host_gbps=(1.0, 0.5))
     assert plain.shape(1) == ["qdisc replace dev eth0 root tbf rate 500000000bit burst 256kb latency 20ms"]
     assert plain.gbps(0, 1) == 0.5
-    linked = Network(prefix="gnnpar-1-1", host_gbps=(1.0,) * 3, link_gbps=((None, 0.25, None),) * 3, burst_kib=64)
+    linked = Network(host_gbps=(1.0,) * 3, link_gbps=((None, 0.25, None),) * 3, burst_kib=64)
     commands = linked.shape(0)
     (slow,) = [c for c in commands if "classid 1:3 " in c]
     assert "rate 250000000bit ceil 250000000bit burst 64kb" in slow
@@ -76,20 +50,19 @@ def test_link_rates_become_one_class_a_peer() -> None:
 
 
 def test_network_that_cannot_be_built_is_one_line_and_leaves_nothing(shaped_links) -> None:
-    network = Network(prefix=own_prefix(), host_gbps=(1.0, 1e-10))  # 0 bit/s: tc refuses the second host
+    links = Links(host_gbps=(1.0, 1e-10))  # 0 bit/s: tc refuses the second host
+    kept = len(os.listdir("/proc/self/fd"))
     line = r"^launch=paced: `tc qdisc replace dev port1 .*` failed: .*; set launch=local"
-    with pytest.raises(ValueError, match=line), paced.paced(network):
+    with pytest.raises(ValueError, match=line), paced.paced(links, 1, RunHooks()):
         pass
-    assert not [name for name in namespaces.names() if name.startswith(own_prefix())]
+    assert len(os.listdir("/proc/self/fd")) == kept
 
 
 @pytest.mark.slow
 def test_topology_paces_each_link(shaped_links) -> None:
     """Host 0 reaches 1 at the hosts' rate and 2 at the link's; back from 2, nothing but the hosts limits."""
-    network = Network(
-        prefix=own_prefix(), host_gbps=(0.4, 0.4, 0.2), link_gbps=((None, None, 0.05), (None,) * 3, (None,) * 3)
-    )
-    with network.built():
+    links = Links(host_gbps=(0.4, 0.4, 0.2), link_gbps=((None, None, 0.05), (None,) * 3, (None,) * 3))
+    with Network.built(links) as network:
         for source, target, gbps in ((0, 1, 0.4), (0, 2, 0.05), (2, 0, 0.2), (1, 2, 0.2)):
             assert network.gbps(source, target) == gbps
             best = max(paced.reached(network, source, target) for _ in range(2))
@@ -98,14 +71,13 @@ def test_topology_paces_each_link(shaped_links) -> None:
 
 @pytest.mark.slow  # a busy machine is slower than the link
 def test_links_carry_their_rate_and_counters_agree(shaped_links) -> None:
-    network = Network(prefix=own_prefix(), host_gbps=(RATES[0],) * 4, host_of=(0, 1, 2, 3))
-    with network.built():
+    with Network.built(Links(host_gbps=(RATES[0],) * 4, host_of=(0, 1, 2, 3))) as network:
         ranks = run_world("gloo", 4, Transfers(network), network)
         outside = []
         for host in range(4):
-            with namespaces.netns(network.namespace(host)):
+            with namespaces.netns(network.namespaces[host]):
                 outside.append(interface_sent_bytes())
-    assert not [name for name in namespaces.names() if name.startswith(own_prefix())]
+    assert not any(os.path.exists(each) for each in network.namespaces)
     for gbps, (name, pairs) in product(RATES, PATTERNS.items()):
         runs = list(zip(*(rank[gbps, name] for rank in ranks), strict=True))
         for run in runs:

@@ -1,10 +1,9 @@
-"""Communication between ranks: Communicator Protocol, its two implementations, exact byte counts, phase clock."""
+"""Communication between ranks: Communicator, its two implementations, exact byte counts, phase clock."""
 
 from gnnpar.comm.clock import PhaseClock
-from gnnpar.comm.communicator import Communicator, MessageTag, Pending
+from gnnpar.comm.communicator import Communicator, Mesh, MessageTag, Pending
 from gnnpar.comm.exchange import CodedExchange, Posted
 from gnnpar.comm.ledger import EpochTraffic, Ledger
-from gnnpar.comm.mesh import Mesh
 from gnnpar.comm.rows import Incoming, Outgoing, RowLike, RowLists, Wire
 from gnnpar.comm.threads import ThreadWorld
 

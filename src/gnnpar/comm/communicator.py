@@ -1,4 +1,4 @@
-"""The Protocol for communication between ranks."""
+"""Communication between the ranks of a group, and its byte counts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.ledger import Ledger
-from gnnpar.comm.mesh import Axis, Mesh
 
 Phase = Literal[
     "forward", "backward", "remat", "push", "stage", "reduce", "assign", "pairs", "global", "evaluate", "setup"
 ]
+Axis = Literal["stage", "part"]
 SavedTag = tuple[int, int, int, Phase, int, int]  # a MessageTag as loaded from a checkpoint
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -40,70 +40,50 @@ class Pending(Protocol[T_co]):
         ...
 
 
-class Communicator(Protocol):
-    """A group of ranks. Every rank of the group makes the same calls in the same order."""
+@dataclass(frozen=True)
+class Mesh:
+    """ranks[stage][part]: layers are cut along the stage axis, nodes along the part axis."""
+
+    ranks: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def grid(world_size: int, *, stages: int = 1, parts: int | None = None) -> Mesh:
+        """Return a full grid; parts=None: as many as the world allows. Raise ValueError if it does not fit."""
+        if parts is None:
+            parts = max(1, world_size // stages)
+        if stages * parts != world_size:
+            raise ValueError(
+                f"{world_size} ranks cannot form stages={stages} x parts={parts} (needs {stages * parts}). "
+                f"Set strategy.stages and strategy.parts so that their product is {world_size}, "
+                f"or launch {stages * parts} ranks."
+            )
+        return Mesh(tuple(tuple(range(s * parts, (s + 1) * parts)) for s in range(stages)))
 
     @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def transport(self) -> Literal["gloo", "nccl", "threads", "none"]: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def clock(self) -> PhaseClock: ...
+    def world_size(self) -> int:
+        return sum(map(len, self.ranks))
 
-    def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], tag: MessageTag, *, metadata: int = 0
-    ) -> Mapping[int, Pending[Tensor]]:
-        """Exchange flat uint8 buffers, a sparse all-to-all. Empty buffers are not sent; both ends know every size.
-        metadata: number of outgoing bytes that are not payload (scales, zero points)."""
-        ...
-
-    def flush(self, *, keep: int) -> None:
-        """Wait until the buffers of all but the last `keep` exchanges have left this rank. If every rank does so before
-        each exchange, the slowest rank never waits for another one's flush."""
-        ...
-
-    def all_reduce(self, tensor: Tensor, tag: MessageTag | None = None) -> Tensor:
-        """Return the sum over ranks, a new tensor. Without a tag it is not part of training and not counted."""
-        ...
-
-    def broadcast(self, obj: T | None, src: int = 0) -> T:
-        """Return the object of `src` on every rank; other ranks' objects are ignored."""
-        ...
-
-    def scatter(self, objs: Sequence[object] | None) -> object:
-        """Return this rank's object from the list on rank 0, one per rank."""
-        ...
-
-    def gather(self, obj: T) -> list[T] | None:
-        """Return the objects of all ranks in rank order, on rank 0; None elsewhere."""
-        ...
-
-    def barrier(self) -> None: ...
-    def along(self, mesh: Mesh, axis: Axis) -> Self:
-        """Return this rank's slice of the grid, with the same ledger and clock. Collective over all ranks."""
-        ...
-
-    def settle_accounts(self) -> None:
-        """Add the senders' post times to the ledger, to split exposed time into wire and skew. Untimed, collective."""
-        ...
-
-    def close(self) -> None: ...
+    def groups(self, axis: Axis) -> list[tuple[int, ...]]:
+        """Return all groups along an axis; along "stage" the mesh must be a full grid."""
+        if axis == "part":
+            return list(self.ranks)
+        widths = {len(row) for row in self.ranks}
+        if len(widths) > 1:
+            raise ValueError(f"stages of different widths {sorted(widths)} have no slices along the stage axis")
+        return [tuple(column) for column in zip(*self.ranks, strict=True)]
 
 
 @dataclass(eq=False)
-class RankGroup(ABC):
-    """Byte counts and phases shared by communicators of threads and processes. ranks: global ranks of the group. me:
-    global number of this rank."""
+class Communicator(ABC):
+    """A group of ranks. Every rank of the group makes the same calls in the same order.
+
+    ranks: global ranks of the group. me: global number of this rank.
+    """
 
     ranks: tuple[int, ...]
     me: int
     device: torch.device
+    transport: Literal["gloo", "nccl", "threads", "none"]
     clock: PhaseClock
     ledger: Ledger
 
@@ -118,6 +98,8 @@ class RankGroup(ABC):
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming_nbytes: Mapping[int, int], tag: MessageTag, *, metadata: int = 0
     ) -> Mapping[int, Pending[Tensor]]:
+        """Exchange flat uint8 buffers, a sparse all-to-all. Empty buffers are not sent; both ends know every size.
+        metadata: number of outgoing bytes that are not payload (scales, zero points)."""
         self.ledger.add_metadata(metadata)
         sends = {peer: buffer for peer, buffer in outgoing.items() if buffer.numel()}
         for peer, buffer in sends.items():
@@ -130,7 +112,13 @@ class RankGroup(ABC):
     def post(self, sends: dict[int, Tensor], receives: dict[int, int], tag: MessageTag) -> dict[int, Pending[Tensor]]:
         """Send non-empty buffers, and return the pending receives by peer."""
 
+    @abstractmethod
+    def flush(self, *, keep: int) -> None:
+        """Wait until the buffers of all but the last `keep` exchanges have left this rank. If every rank does so before
+        each exchange, the slowest rank never waits for another one's flush."""
+
     def all_reduce(self, tensor: Tensor, tag: MessageTag | None = None) -> Tensor:
+        """Return the sum over ranks, a new tensor. Without a tag it is not part of training and not counted."""
         if tag is not None:
             nbytes = ring_reduce_nbytes(tensor.numel() * tensor.element_size(), rank=self.rank, size=self.size)
             self.ledger.counted(tag.phase, nbytes)
@@ -142,16 +130,35 @@ class RankGroup(ABC):
         """Return the sum over ranks, a new tensor."""
 
     @abstractmethod
+    def broadcast(self, obj: T | None, src: int = 0) -> T:
+        """Return the object of `src` on every rank; other ranks' objects are ignored."""
+
+    @abstractmethod
+    def scatter(self, objs: Sequence[object] | None) -> object:
+        """Return this rank's object from the list on rank 0, one per rank."""
+
+    @abstractmethod
     def all_gather(self, obj: T) -> list[T]:
         """Return the objects of all ranks, on all ranks."""
 
     def gather(self, obj: T) -> list[T] | None:
+        """Return the objects of all ranks in rank order, on rank 0; None elsewhere."""
         everything = self.all_gather(obj)
         return everything if self.rank == 0 else None
 
+    @abstractmethod
+    def barrier(self) -> None: ...
+    @abstractmethod
+    def along(self, mesh: Mesh, axis: Axis) -> Self:
+        """Return this rank's slice of the grid, with the same ledger and clock. Collective over all ranks."""
+
     def settle_accounts(self) -> None:
+        """Add the senders' post times to the ledger, to split exposed time into wire and skew. Untimed, collective."""
         for peer, posts in enumerate(self.all_gather(dict(self.ledger.posts))):
             self.ledger.learn_posts(self.ranks[peer], posts.get(self.me, {}))
+
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,12 @@ def loopback() -> str:
     return next((name for name, address in addresses().items() if address == "127.0.0.1"), "lo")
 
 
-def asked() -> list[str]:
-    """Return the names in GLOO_SOCKET_IFNAME; if empty, gloo uses the address of the host name."""
-    return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
-
-
-def check_asked() -> None:
-    """Raise JoinError if GLOO_SOCKET_IFNAME names an interface that is missing or down."""
+def choose(default: str = "") -> None:
+    """Raise JoinError if GLOO_SOCKET_IFNAME names an interface that is missing or down. Set `default` if it is empty:
+    gloo would use the address of the host name."""
     there = addresses()
-    for name in asked():
+    names = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+    for name in names:
         if name not in there:
             state = "is down or has no address" if name in psutil.net_if_addrs() else "does not exist"
             known = ", ".join(f"{n} ({a})" for n, a in there.items()) or "none"
@@ -47,6 +44,8 @@ def check_asked() -> None:
                 f"{VARIABLE}={name} {state} on {socket.gethostname()}, which has {known}: name one of "
                 "them, or leave it out and the one that leads to MASTER_ADDR is taken"
             )
+    if default and not names:
+        os.environ[VARIABLE] = default
 
 
 def towards(master: str, port: int) -> tuple[str, str, str]:

@@ -25,12 +25,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from gnnpar.comm import interfaces
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.clock import monotonic as now
-from gnnpar.comm.communicator import MessageTag, Pending, RankGroup, T
-from gnnpar.comm.interfaces import check_asked, loopback
+from gnnpar.comm.communicator import Axis, Communicator, Mesh, MessageTag, Pending, T
 from gnnpar.comm.ledger import Ledger, Receipt
-from gnnpar.comm.mesh import Axis, Mesh
 from gnnpar.comm.sealing import opened, sealed
 from gnnpar.comm.staging import Staging
 
@@ -47,7 +46,7 @@ def connect(
 ) -> ProcessCommunicator:
     """Join the world named by the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Collective. key: for the
     HMAC of objects between ranks of one host. store: the store of joined ranks. beat: called at every exchange."""
-    check_asked()
+    interfaces.choose()
     timeout = timedelta(seconds=timeout_seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device.type == "cuda":
@@ -98,7 +97,7 @@ def connect(
 
 def _share_gpu(rank: int) -> None:
     """Let ranks of NCCL share a GPU, for tests: with separate host ids they use sockets."""
-    os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": loopback()}
+    os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": interfaces.loopback()}
     os.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
 
@@ -231,10 +230,9 @@ Lanes = Mapping[tuple[int, int], "dist.ProcessGroup"]
 
 
 @dataclass(eq=False)
-class ProcessCommunicator(RankGroup):
+class ProcessCommunicator(Communicator):
     """A process's communicator of the world, or of a slice of it."""
 
-    transport: Literal["gloo", "nccl"]
     group: dist.ProcessGroup | None  # None: the default group
     control: dist.ProcessGroup | None  # gloo group for objects, with NCCL
     upward: dist.ProcessGroup
@@ -265,17 +263,14 @@ class ProcessCommunicator(RankGroup):
         for peer, nbytes in receives.items():
             source = self.ranks[peer]
             buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-            work = dist.irecv(buffer, source, group=self._towards(source, self.me))
-            assert work is not None
+            work = _started(dist.irecv(buffer, source, group=self._towards(source, self.me)))
             watcher = self.stage_watcher if tag.phase == "stage" else self.watcher
             number = self.ledger.expected(source)
             pending[peer] = _Arrival(self, source, buffer, work, watcher.watch(work), now(), number, tag)
         posted: list[tuple[dist.Work, Tensor]] = []
         for peer, hosted in self.staging.to_host(sends).items():
             target = self.ranks[peer]
-            work = dist.isend(hosted, target, group=self._towards(self.me, target))
-            assert work is not None
-            posted.append((work, hosted))
+            posted.append((_started(dist.isend(hosted, target, group=self._towards(self.me, target))), hosted))
         self.outbox.hold(posted)
         return pending
 
@@ -409,9 +404,7 @@ class ProcessCommunicator(RankGroup):
         dist.destroy_process_group()
 
 
-def _new_group(
-    ranks: Sequence[int] | None, backend: Literal["gloo", "nccl"], timeout: timedelta
-) -> dist.ProcessGroup | None:
+def _new_group(ranks: Sequence[int] | None, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
     """Make a group of these ranks (None: all). Collective over the world. Return None on ranks outside."""
     made = dist.new_group(ranks and list(ranks), backend=backend, timeout=timeout)
     return made if isinstance(made, dist.ProcessGroup) else None

@@ -8,20 +8,20 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.clock import monotonic as now
-from gnnpar.comm.communicator import MessageTag, Pending, RankGroup, T
+from gnnpar.comm.communicator import Axis, Communicator, Mesh, MessageTag, Pending, T
 from gnnpar.comm.ledger import Ledger, Receipt
-from gnnpar.comm.mesh import Axis, Mesh
 
 Lane = tuple[str, str, int, int]  # kind, group, from, to
 Channel = tuple[str, str, int, int, int]  # a lane and the number of the message
 _POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 3.0  # for ranks to finish a short epoch after Ctrl-C
 
 
 class ThreadWorld:
@@ -54,14 +54,10 @@ class ThreadWorld:
                     del self._boxes[key]
                 return item
 
-    def abort(self) -> None:
-        """End the waiting of every rank."""
-        self.failed.set()
-
     def communicators(self) -> list[ThreadCommunicator]:
         everyone = tuple(range(self.size))
-        device = self.device
-        return [ThreadCommunicator(everyone, r, device, PhaseClock(device), Ledger(), self) for r in everyone]
+        how, device = "threads" if self.size > 1 else "none", self.device
+        return [ThreadCommunicator(everyone, r, device, how, PhaseClock(device), Ledger(), self) for r in everyone]
 
     def turn(self) -> AbstractContextManager[object]:
         """Return the context that a rank's thread runs in."""
@@ -87,9 +83,16 @@ class ThreadWorld:
         threads = [threading.Thread(target=guarded, args=(c,), name=f"rank{c.rank}", daemon=True) for c in comms]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            while thread.is_alive():  # a bounded join allows Ctrl-C
-                thread.join(_POLL_SECONDS)
+        try:
+            for thread in threads:
+                while thread.is_alive():  # a bounded join allows Ctrl-C
+                    thread.join(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            self.failed.set()
+            end = now() + _PATIENCE_SECONDS
+            for thread in threads:
+                thread.join(max(0.0, end - now()))
+            raise
         if failures:
             rank, error = failures[0]
             setattr(error, "gnnpar_rank", rank)  # noqa: B010  # exceptions declare no such attribute
@@ -118,16 +121,12 @@ class _Arrival:
 
 
 @dataclass(eq=False)
-class ThreadCommunicator(RankGroup):
+class ThreadCommunicator(Communicator):
     """One thread's end of a ThreadWorld, or of a slice of it. Buffers are handed over, not copied."""
 
     world: ThreadWorld
     group: str = ""
     _numbers: dict[tuple[Lane, bool], int] = field(default_factory=lambda: defaultdict[tuple[Lane, bool], int](int))
-
-    @property
-    def transport(self) -> Literal["threads", "none"]:
-        return "threads" if self.world.size > 1 else "none"
 
     def post(self, sends: dict[int, Tensor], receives: dict[int, int], tag: MessageTag) -> dict[int, Pending[Tensor]]:
         for peer, buffer in sends.items():

@@ -210,10 +210,6 @@ def torch_defaults() -> Generator[None]:
         yield
 
 
-def _no() -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Host:
     """Services of a rank's launcher.
@@ -222,8 +218,8 @@ class Host:
     sent_bytes: bytes sent by the interface of the rank's host; None: not counted by this rank.
     """
 
-    stop_asked: Callable[[], bool] = _no
-    others_failed: Callable[[], bool] = _no
+    stop_asked: Callable[[], bool] = lambda: False
+    others_failed: Callable[[], bool] = lambda: False
     sent_bytes: Callable[[], int] | None = None
 
 

@@ -10,17 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from gnnpar.comm.world import reason_of
 
 _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "is gone", "Socket", "connectionFailure")
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Reason for a rank's end. secondary: the rank only lost a peer. lost: another attempt may succeed."""
+@dataclass(eq=False)
+class Failure(Exception):
+    """A rank ended before its work was done. secondary: it only lost a peer. lost: another attempt may succeed."""
 
     rank: int
     reason: str
@@ -33,13 +31,8 @@ class Failure:
     def line(self) -> str:
         return f"rank {self.rank}: {self.reason}"
 
-
-class RankFailed(Exception):
-    """A rank ended before its work was done."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.line)
-        self.failure = failure
+    def __str__(self) -> str:
+        return self.line
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
@@ -66,14 +59,6 @@ class HangTimer:
     def stop(self) -> None:
         faulthandler.cancel_dump_traceback_later()
         self._next = None
-
-
-def is_stopped(pid: int) -> bool:
-    """Return True if a process is stopped by SIGSTOP or a debugger."""
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
 
 
 def hanging(stacks: Mapping[int, Path], stopped: set[int], seconds: float) -> Failure | None:

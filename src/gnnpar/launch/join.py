@@ -14,12 +14,12 @@ import selectors
 import socket
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -27,7 +27,7 @@ from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateIm
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
 from gnnpar.comm.world import Interrupted, Outcome, RunHooks
-from gnnpar.files import JsonDict
+from gnnpar.files import JsonDict as Record
 from gnnpar.launch.failures import failure_of
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
@@ -38,67 +38,47 @@ _TELL_SECONDS = 10.0  # for ranks that start later to receive a refusal
 _GATHER_SECONDS = 1.0  # to collect losses of one cause, and the reason of a failed rank
 _GRACE_SECONDS = 3.0  # for the main thread to end in order before the watcher ends the process
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-_NO_ANSWER = "no answer for"
+_ENDED = "ended without a message (killed, or out of memory?)"
+_NO_ANSWER = "no answer for {:g} s (comm.lost_seconds); is the host down, or a link cut?"
 _KEY = "gnnpar: address of rank 0"
-Record = JsonDict
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class PeerLost(Exception):
     """The run cannot continue. quiet: another rank of this host prints the line."""
 
-    def __init__(self, line: str, quiet: bool = False, traceback: str = "") -> None:
-        super().__init__(line, quiet, traceback)  # arguments for unpickling
-        self.line, self.quiet, self.traceback = line, quiet, traceback
+    line: str
+    quiet: bool = False
+    traceback: str = ""
 
     def __str__(self) -> str:
         return self.line
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Ranks that have joined with equal settings.
-
-    hosts: 'NAME (ADDRESS)' by rank. store: store of the process group. peers: connections of rank 0 to all ranks, of
-    the others to rank 0. folder: rank 0's run folder. restarts: number of restarts by torchrun so far. listener: rank
-    0's socket, which answers late ranks.
-    """
-
-    rank: int
-    hosts: list[str]
-    store: Store
-    peers: Mapping[int, socket.socket]
-    folder: Path
-    restarts: int
-    listener: socket.socket | None
-
-
 def join(hooks: RunHooks, seconds: float) -> Joined:
     """Wait at most `seconds` for all ranks, and compare `hooks.agreed()`. Collective. Raises PeerLost if a rank is
     missing or differs, ConfigError if a rank refuses its settings."""
-    marker = hooks.run_dir.absolute() / f".joining-{uuid.uuid4().hex[:8]}"
     if os.environ["RANK"] != "0":
-        return _join(seconds, hooks.agreed(), hooks.folder_error)
-    try:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-        return _join(seconds, hooks.agreed(), marker=str(marker))
-    finally:
-        marker.unlink(missing_ok=True)
+        return _join(hooks, seconds)
+    folder = hooks.run_dir.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(prefix=".joining-", dir=folder) as marker:
+        return _join(hooks, seconds, marker=marker.name)
 
 
 def refusal(error: ValueError, seconds: float = Comm().connect_seconds) -> ValueError:
     """Send this rank's error to the other ranks. Return the error to raise: this one, or another rank's."""
     env = os.environ
-    if "RANK" not in env or env.get("WORLD_SIZE", "1") == "1" or not env.get("MASTER_ADDR"):
-        return error
-    try:
-        line = f"rank {env['RANK']} on {socket.gethostname()}: {error}"
-        _join(min(seconds, _TELL_SECONDS), {}, refusing=line)
-    except ConfigError as told:
-        return error if str(told).endswith(f": {error}") else told
-    except (ValueError, PeerLost):
-        pass
+    if "RANK" in env and env.get("WORLD_SIZE", "1") != "1" and env.get("MASTER_ADDR"):
+        try:
+            line = f"rank {env['RANK']} on {socket.gethostname()}: {error}"
+            _join(RunHooks(), min(seconds, _TELL_SECONDS), refusing=line)
+        except ConfigError as told:
+            if not str(told).endswith(f": {error}"):
+                return told
+        except (ValueError, PeerLost):
+            pass
     return error
 
 
@@ -108,52 +88,42 @@ def _place() -> str:
     return f"rank {env['RANK']} on {socket.gethostname()}: {where}"
 
 
-def _join(
-    seconds: float,
-    about: Mapping[str, str],
-    folder_error: Callable[[Path], str] = lambda _: "",
-    *,
-    marker: str = "",
-    refusing: str = "",
-) -> Joined:
+def _join(hooks: RunHooks, seconds: float, *, marker: str = "", refusing: str = "") -> Joined:
     """Join, or raise the error that all ranks raise. marker: rank 0's file in the folder of the run. refusing: why this
     rank cannot run."""
-    env, end = os.environ, time.monotonic() + seconds
+    env, end, wait = os.environ, time.monotonic() + seconds, timedelta(seconds=seconds)
     rank, size, master, port = int(env["RANK"]), int(env["WORLD_SIZE"]), env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not master or not port:
         raise PeerLost(f"{_place()}: set them to the address of rank 0's host and to a free port there")
     name, mine, there = _until(end, lambda: _route(master, int(port)))
     me: Record = {"rank": rank, "line": refusing, "refused": bool(refusing), "marker": marker}
-    me |= {"host": f"{socket.gethostname()} ({mine})", "about": {**about, "WORLD_SIZE": str(size)}}
-    me["restarts"] = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    me |= {"host": f"{socket.gethostname()} ({mine})", "about": {**hooks.agreed(), "WORLD_SIZE": str(size)}}
+    me |= {"restarts": int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))}
     try:
-        interfaces.check_asked()
-        if not interfaces.asked():
-            env[interfaces.VARIABLE] = name
+        interfaces.choose(name)
     except JoinError as error:
         me["line"] = refusing or f"rank {rank}: {error}"
-    agent, wait = None, timedelta(seconds=seconds)
+    agent, held, listener = None, None, None
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         agent = _until(end, lambda: TCPStore(master, int(port), timeout=wait, wait_for_workers=False))
-    held = _listen(mine, 0) if rank == 0 else None  # by default torch listens on all addresses
-    listener = None
-    if held is not None:
-        me["port"], listener = held.getsockname()[1], _listen(mine, 0 if agent else int(port))
+    if rank == 0:
+        held, listener = _listen(mine, 0), _listen(mine, 0 if agent else int(port))  # torch listens on all addresses
         if agent is not None:  # it still has the address of an earlier attempt
             agent.set(_KEY, json.dumps(listener.getsockname()[:2]))
-        first, address, (verdict, peers) = me, mine, _gather(listener, me, size, end)
+        address, (verdict, peers) = mine, _gather(listener, me | {"port": held.getsockname()[1]}, size, end)
     else:
-        first, verdict, hub = _ask_rank_0(agent, (there, int(port)), me, folder_error, end)
+        verdict, hub = _ask_rank_0(agent, (there, int(port)), me, hooks, end)
         address, peers = hub.getpeername()[0], {0: hub}
     if verdict["refused"]:
         raise ConfigError(verdict["line"])
     if verdict["line"]:
         raise PeerLost(verdict["line"], env.get("LOCAL_RANK", "0") != "0")
+    descriptor = held and held.detach()
     store = TCPStore(
-        address, first["port"], None, rank == 0, wait, wait_for_workers=False, master_listen_fd=held and held.detach()
+        address, verdict["port"], None, rank == 0, wait, wait_for_workers=False, master_listen_fd=descriptor
     )
-    folder = Path(first["marker"]).parent
-    return Joined(rank, verdict["hosts"], store, peers, folder, verdict["restarts"], listener)
+    folder = Path(verdict["marker"]).parent
+    return Joined(hooks, rank, verdict["hosts"], store, peers, folder, verdict["restarts"], listener)
 
 
 def _until(end: float, connect: Callable[[], T]) -> T:
@@ -200,7 +170,7 @@ def _receive(peer: socket.socket) -> Record:
 def _gather(listener: socket.socket, me: Record, size: int, end: float) -> tuple[Record, dict[int, socket.socket]]:
     """Receive the records of all ranks on rank 0. Return the verdict. A refusal waits for late ranks."""
     line, refused, ranks, peers = me["line"], me["refused"], {0: me}, dict[int, socket.socket]()
-    while set(range(size)) - ranks.keys():
+    while missing := sorted(set(range(size)) - ranks.keys()):
         if line:
             end = min(end, time.monotonic() + _TELL_SECONDS)
         try:
@@ -216,16 +186,14 @@ def _gather(listener: socket.socket, me: Record, size: int, end: float) -> tuple
                 _send(peer, {})
                 continue
             ranks[other["rank"]], peers[other["rank"]] = other, peer
-            if found := "" if line else other["line"] or _differing(other, me):
-                line, refused = found, other["refused"]
-    if missing := [str(each) for each in range(size) if each not in ranks]:
-        those = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing[:9])} of {size}"
+            if not line and (line := other["line"] or _differing(other, me)):
+                refused = other["refused"]
+    if missing and not line:
+        those = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:9]))} of {size}"
         came = "did not come within comm.connect_seconds: start each with this address and port"
-        line = line or f"{_place()}: {those} {came}"
-    verdict = {"line": line, "refused": refused}
-    if not line:
-        hosts, restarts = ([ranks[each][key] for each in range(size)] for key in ("host", "restarts"))
-        verdict |= {"hosts": hosts, "restarts": max(restarts)}
+        line = f"{_place()}: {those} {came}"
+    hosts, restarts = ([ranks[each][key] for each in sorted(ranks)] for key in ("host", "restarts"))
+    verdict = me | {"line": line, "refused": refused, "hosts": hosts, "restarts": max(restarts)}
     for peer in peers.values():
         with suppress(OSError):
             _send(peer, verdict)
@@ -235,9 +203,9 @@ def _gather(listener: socket.socket, me: Record, size: int, end: float) -> tuple
 
 
 def _ask_rank_0(
-    agent: Store | None, address: tuple[str, int], me: Record, folder_error: Callable[[Path], str], end: float
-) -> tuple[Record, Record, socket.socket]:
-    """Connect to rank 0 from another rank. Return its record, its verdict, and the connection."""
+    agent: Store | None, address: tuple[str, int], me: Record, hooks: RunHooks, end: float
+) -> tuple[Record, socket.socket]:
+    """Connect to rank 0 from another rank. Return its verdict, and the connection."""
 
     def connected() -> socket.socket:
         host, port = json.loads(agent.get(_KEY)) if agent else address
@@ -254,9 +222,9 @@ def _ask_rank_0(
                 marker = Path(first["marker"])
                 with suppress(OSError):
                     os.listdir(marker.parent)  # makes network file systems refresh
-                _send(hub, me | {"line": me["line"] or ("" if marker.exists() else folder_error(marker.parent))})
+                _send(hub, me | {"line": me["line"] or ("" if marker.exists() else hooks.folder_error(marker.parent))})
                 if verdict := _receive(hub):
-                    return first, verdict, hub
+                    return verdict, hub
             why = f"RANK={me['rank']} is taken twice, or another run has this port"
             end = min(end, time.monotonic() + _GRACE_SECONDS)
         if time.monotonic() > end:
@@ -267,47 +235,40 @@ def _ask_rank_0(
 def _differing(other: Record, first: Record) -> str:
     """Return 'rank 3 on b has optim.lr=0.1, rank 0 on a has optim.lr=0.01: ...', or ''."""
     for key in sorted(other["about"].keys() | first["about"].keys()):
-        other_value, mine = (each["about"].get(key, "nothing") for each in (other, first))
-        if other_value != mine:
+        theirs, mine = (each["about"].get(key, "nothing") for each in (other, first))
+        if theirs != mine:
             return (
-                f"rank {other['rank']} on {other['host']} has {key}={other_value}, rank 0 on {first['host']} has "
+                f"rank {other['rank']} on {other['host']} has {key}={theirs}, rank 0 on {first['host']} has "
                 f"{key}={mine}: start all ranks with the same command and the same versions"
             )
     return ""
 
 
-@contextmanager
-def watched(joined: Joined | None, hooks: RunHooks, seconds: float) -> Iterator[None]:
-    """End this rank if another one is lost, `seconds` after the last answer of its host. Raises PeerLost."""
-    if joined is None:
-        yield
-        return
-    watch = _Watch(joined, hooks, seconds)
-    try:
-        yield
-        watch.say({})
-    except Interrupted:
-        watch.say({})
-        raise
-    except KeyboardInterrupt:
-        watch.say(watch.failed("interrupted by a signal"))
-        raise
-    except Exception as error:
-        raise watch.final_error(error) from error
-    finally:
-        watch.ending.acquire(blocking=False)
-        if joined.listener is not None:  # a script may join again at this port
-            joined.listener.close()
+@dataclass(eq=False)
+class Joined:
+    """Ranks that have joined with equal settings, and the end of this one if another is lost.
 
+    hosts: 'NAME (ADDRESS)' by rank. store: store of the process group. peers: idle connections of rank 0 to all ranks,
+    of the others to rank 0; each carries one message: {} for a success, or the record of a failure. folder: rank 0's
+    run folder. restarts: number of restarts by torchrun so far. listener: rank 0's socket, which answers late ranks.
+    """
 
-class _Watch:
-    """A thread that reads the idle connections. Each carries one message: {} for a success, or a Failure record."""
+    hooks: RunHooks
+    rank: int
+    hosts: list[str]
+    store: Store
+    peers: dict[int, socket.socket]
+    folder: Path
+    restarts: int
+    listener: socket.socket | None
+    failure: Record | None = None
+    known: threading.Event = field(default_factory=threading.Event)
+    ending: threading.Lock = field(default_factory=threading.Lock)  # the holder ends this process
 
-    def __init__(self, joined: Joined, hooks: RunHooks, seconds: float) -> None:
-        self.joined, self.hooks, self.seconds = joined, hooks, seconds
-        self.failure: Record | None = None
-        self.known, self.ending = threading.Event(), threading.Lock()  # the holder of the lock ends this process
-        for peer in joined.peers.values():
+    @contextmanager
+    def watched(self, seconds: float) -> Iterator[None]:
+        """End this rank if another one is lost, `seconds` after the last answer of its host. Raises PeerLost."""
+        for peer in self.peers.values():
             peer.settimeout(None)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in (
@@ -317,98 +278,103 @@ class _Watch:
                 (socket.TCP_USER_TIMEOUT, 1000 * seconds),
             ):
                 peer.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
-        threading.Thread(target=self._watch, name="peers", daemon=True).start()
+        threading.Thread(target=self._watch, args=(seconds,), name="peers", daemon=True).start()
+        try:
+            yield
+            self._say({})
+        except Interrupted:
+            self._say({})
+            raise
+        except KeyboardInterrupt:
+            self._say(self._own("interrupted by a signal"))
+            raise
+        except Exception as error:
+            raise self._final(error, seconds) from error
+        finally:
+            self.ending.acquire(blocking=False)
+            if self.listener is not None:  # a script may join again at this port
+                self.listener.close()
 
-    def say(self, message: Record) -> None:
-        for peer in self.joined.peers.values():
+    def _say(self, message: Record) -> None:
+        for peer in self.peers.values():
             with suppress(OSError):  # the peer has ended, or has the message already
                 _send(peer, message)
                 peer.shutdown(socket.SHUT_WR)
 
-    def failed(self, reason: str) -> Record:
-        """Return the message of this rank's own failure."""
-        me = self.joined.rank
-        return {"line": f"rank {me}: {reason}", "lost": [me], "host": self.joined.hosts[me]}
+    def _own(self, reason: str) -> Record:
+        return {"line": f"rank {self.rank}: {reason}", "lost": [self.rank], "host": self.hosts[self.rank]}
 
-    def final_error(self, error: Exception) -> PeerLost:
+    def _final(self, error: Exception, seconds: float) -> PeerLost:
         """Return the error to end with: this rank's own failure, sent to all, or the loss that caused it."""
-        mine = failure_of(self.joined.rank, error)
+        mine = failure_of(self.rank, error)
         if mine.secondary:
-            self.known.wait(self.seconds + 4 * _GATHER_SECONDS)
+            self.known.wait(seconds + 4 * _GATHER_SECONDS)
         self.ending.acquire()  # never returns if the watcher was first
         if mine.secondary and self.failure is not None:
-            if quiet := self._is_quiet(self.failure):
+            loss = self._loss(self.failure)
+            if loss.quiet:
                 time.sleep(_READ_SECONDS)  # let the reporting rank print first
-            return PeerLost(self._line(self.failure), quiet)
-        self.say(self.failed(mine.reason))
+            return loss
+        self._say(self._own(mine.reason))
         return PeerLost(mine.line, traceback=mine.traceback)
 
-    def _watch(self) -> None:
-        silent, end, listener = dict[int, str](), float("inf"), self.joined.listener
-        waiting = dict(self.joined.peers)
+    def _watch(self, seconds: float) -> None:
+        """Read the messages of all peers. End the process after a failure: its main thread hangs in a transfer."""
+        gone, end, waiting = dict[int, str](), float("inf"), dict(self.peers)
         with selectors.DefaultSelector() as selector:
-            for rank, peer in waiting.items():
+            for rank, peer in [*waiting.items(), *([(None, self.listener)] if self.listener else [])]:
                 selector.register(peer, selectors.EVENT_READ, rank)
-            if listener is not None:
-                selector.register(listener, selectors.EVENT_READ)
             while waiting and time.monotonic() < end:
                 for key, _ in selector.select(_POLL_SECONDS):
-                    if listener is not None and key.data is None:
-                        with suppress(OSError), listener.accept()[0] as another:
-                            if waiting.keys() == self.joined.peers.keys():  # otherwise it may join again
+                    if self.listener is not None and key.data is None:
+                        with suppress(OSError), self.listener.accept()[0] as another:
+                            if waiting.keys() == self.peers.keys():  # otherwise it may join again
                                 _send(another, {})
                         continue
                     selector.unregister(key.fileobj)
                     try:
                         message = _receive(waiting.pop(key.data))
                     except (OSError, ValueError) as error:
-                        silent[key.data] = "ended without a message (killed, or out of memory?)"
-                        if isinstance(error, OSError) and error.errno in _SILENT:
-                            lost = f"{self.seconds:g} s (comm.lost_seconds); is the host down, or a link cut?"
-                            silent[key.data] = f"{_NO_ANSWER} {lost}"
+                        silent = isinstance(error, OSError) and error.errno in _SILENT
+                        gone[key.data] = _NO_ANSWER.format(seconds) if silent else _ENDED
                     else:
                         if message == {}:
                             continue
                         self.failure = self.failure or message
                     end = min(end, time.monotonic() + _GATHER_SECONDS)
-        if self.failure is None and silent:
-            self.failure = self._loss(silent)
-        if self.failure is not None:
-            if self.joined.rank == 0:
-                self.say(self.failure)
-            self.known.set()
-            self._end(self.failure)
-
-    def _loss(self, silent: dict[int, str]) -> Record:
-        """Return the record of 'ranks 2, 3 on node-b (10.0.0.2): ...'. A silent host loses all of its ranks."""
-        hosts, lost, parts = self.joined.hosts, list[int](), list[str]()
-        for host in dict.fromkeys(hosts[rank] for rank in sorted(silent)):
-            there = [rank for rank, each in enumerate(hosts) if each == host]
-            reason = next(silent[rank] for rank in there if rank in silent)
-            gone = there if reason.startswith(_NO_ANSWER) else [rank for rank in there if rank in silent]
-            lost += gone
-            parts.append(f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} on {host}: {reason}")
-        return {"line": "; ".join(parts), "lost": lost, "host": None}
-
-    def _line(self, failure: Record) -> str:
-        return failure["line"] if failure["host"] else self.hooks.on_lost(failure["line"], self.joined.folder)
-
-    def _is_quiet(self, failure: Record) -> bool:
-        """Return True if another rank of this host prints the line."""
-        hosts, me = self.joined.hosts, self.joined.rank
-        left = [rank for rank, host in enumerate(hosts) if host == hosts[me] and rank not in failure["lost"]]
-        return failure["host"] == hosts[me] or left[:1] != [me]
-
-    def _end(self, failure: Record) -> None:
-        """End the process: its main thread hangs in a transfer with a lost rank."""
+        if self.failure is None and gone:
+            self.failure = self._lost(gone)
+        if self.failure is None:
+            return
+        if self.rank == 0:
+            self._say(self.failure)
+        self.known.set()
         time.sleep(_GRACE_SECONDS)
         if not self.ending.acquire(blocking=False):
             return
-        line = self._line(failure)
-        if self.joined.rank == 0:
-            self.hooks.on_end(Outcome("failed", line))
-        if self._is_quiet(failure):
+        loss = self._loss(self.failure)
+        if self.rank == 0:
+            self.hooks.on_end(Outcome("failed", loss.line))
+        if loss.quiet:
             time.sleep(_READ_SECONDS)
         else:
-            complain(line)
+            complain(loss.line)
         os._exit(1)
+
+    def _lost(self, gone: dict[int, str]) -> Record:
+        """Return the record of 'ranks 2, 3 on node-b (10.0.0.2): ...'. A silent host loses all of its ranks."""
+        lost, parts = list[int](), list[str]()
+        for host in dict.fromkeys(self.hosts[rank] for rank in sorted(gone)):
+            there = [rank for rank, each in enumerate(self.hosts) if each == host]
+            reason = next(gone[rank] for rank in there if rank in gone)
+            ranks = [rank for rank in there if rank in gone or reason != _ENDED]
+            lost += ranks
+            parts.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} on {host}: {reason}")
+        return {"line": "; ".join(parts), "lost": lost, "host": None}
+
+    def _loss(self, failure: Record) -> PeerLost:
+        """Return the error of another rank's failure. Quiet if another rank of this host prints the line."""
+        here = self.hosts[self.rank]
+        left = [rank for rank, host in enumerate(self.hosts) if host == here and rank not in failure["lost"]]
+        line = failure["line"] if failure["host"] else self.hooks.on_lost(failure["line"], self.folder)
+        return PeerLost(line, failure["host"] == here or left[:1] != [self.rank])

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import Host, How, Interrupted, Outcome, RunHooks, World, num_cores, restored_torch_settings
 from gnnpar.files import require_files, require_memory
 from gnnpar.launch import processes
-from gnnpar.launch.emulated import cpu_shares, paced
-from gnnpar.launch.emulated.namespaces import Network
-from gnnpar.launch.failures import RankFailed, failure_of
-from gnnpar.launch.join import Joined, PeerLost, join, watched
+from gnnpar.launch.emulated import paced
+from gnnpar.launch.failures import Failure, failure_of
+from gnnpar.launch.join import Joined, PeerLost, join
 from gnnpar.launch.signals import Stop, interruptible
 from gnnpar.launch.slurm import check_rank, number, rank_on_host
 from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
@@ -25,7 +22,6 @@ from gnnpar.track.text import counted
 
 _RANK_BYTES = 100 << 20  # of an empty rank, without memory that ranks share
 _FILES, _FILES_A_PEER = 64, 8  # open files of a rank; measured: 63 with 8 ranks
-_THREADS_SECONDS = 3.0  # for threads of ranks to end after Ctrl-C
 RankWork = Callable[[Communicator, Host], None]
 
 
@@ -119,37 +115,22 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
         others = join(hooks, comm.connect_seconds) if several else None
         if speaks:
             hooks.before_start(others.restarts if others else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-        with interruptible(stop, how.grace_seconds), links(world, hooks) as network:
+        network = paced.paced(world.links, world.threads_per_rank, hooks) if world.links else nullcontext()
+        with interruptible(stop, how.grace_seconds), network as built:
             if world.how == "joined":
-                _join(world, work, hooks, comm, stop, others)
+                _join(world, work, comm, stop, others)
             elif world.how == "processes":
-                processes.start(world, work, hooks, how, comm, network, stop)
+                processes.start(world, work, hooks, how, comm, built, stop)
             else:
                 _threads(world, work, stop)
         outcome = Outcome("completed")
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "interrupted by a signal")
-    except RankFailed as error:
-        outcome = Outcome("failed", error.failure.line, error.failure.traceback)
+    except Failure as error:
+        outcome = Outcome("failed", error.line, error.traceback)
     except PeerLost as error:
         outcome = Outcome("failed", error.line, error.traceback, error.quiet)
     return hooks.on_end(outcome) if speaks else outcome
-
-
-@contextmanager
-def links(world: World, hooks: RunHooks) -> Iterator[Network | None]:
-    """Build the shaped links of launch=paced, and remove them at the end."""
-    if world.links is None:
-        yield None
-        return
-    network = Network.of(world.links)
-    cores = network.cores(world.threads_per_rank)
-    with paced.paced(network) as reached, cpu_shares.shared(cores) if cores else nullcontext():
-        say(f"paced: {world.links.describe()}; payload reached: {', '.join(f'{r:.2f}' for r in reached)} Gbit/s")
-        for line in paced.shortfalls(network, reached):
-            say(f"{line}; the results carry both rates")
-        hooks.on_links(reached)
-        yield network
 
 
 def _threads(world: World, work: Work, stop: Stop) -> None:
@@ -165,35 +146,22 @@ def _threads(world: World, work: Work, stop: Stop) -> None:
         host = Host(stop_asked=stop.asked, others_failed=threads.failed.is_set)
         try:
             with work.session(first=True) as body:
-                try:
-                    if world.size == 1:
-                        body(threads.communicators()[0], host)
-                    else:
-                        threads.run(lambda comm: body(comm, host))
-                except KeyboardInterrupt:
-                    threads.abort()
-                    _wait_for_ranks()
-                    raise
+                if world.size == 1:
+                    body(threads.communicators()[0], host)
+                else:
+                    threads.run(lambda comm: body(comm, host))
         except Exception as error:
             rank = getattr(error, "gnnpar_rank", 0)  # set by ThreadWorld
-            raise RankFailed(failure_of(rank, error)) from error
+            raise failure_of(rank, error) from error
 
 
-def _wait_for_ranks() -> None:
-    """Wait for rank threads, which are daemons, to finish a short epoch."""
-    deadline = time.monotonic() + _THREADS_SECONDS
-    ranks_left = [t for t in threading.enumerate() if t.name.startswith("rank") and t is not threading.current_thread()]
-    for thread in ranks_left:
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, others: Joined | None) -> None:
+def _join(world: World, work: Work, comm: Comm, stop: Stop, others: Joined | None) -> None:
     """Run this process as a rank that torchrun, Slurm or a user started. others: the ranks it has joined."""
     rank = int(os.environ["RANK"])
     if rank and others is not None and rank_on_host() == 0:  # rank 0 prints the run, other hosts only this line
         say(f"joined: {counted(world.local_size, 'rank')} here of {world.size}; rank 0 prints the run")
     try:
-        with watched(others, hooks, comm.lost_seconds):
+        with others.watched(comm.lost_seconds) if others else nullcontext():
             mine = processes.connected(world, comm, store=others and others.store)
             try:
                 with work.session(first=rank == 0) as body:
@@ -205,4 +173,4 @@ def _join(world: World, work: Work, hooks: RunHooks, comm: Comm, stop: Stop, oth
     except PeerLost:
         raise
     except Exception as error:
-        raise RankFailed(failure_of(rank, error)) from error
+        raise failure_of(rank, error) from error

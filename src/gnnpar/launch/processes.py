@@ -28,14 +28,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import psutil
+
 from gnnpar.comm import interfaces
 from gnnpar.comm.clock import dilate
 from gnnpar.comm.world import Host, Interrupted, RunHooks, World
 from gnnpar.files import write_json_atomic
 from gnnpar.launch import environment
 from gnnpar.launch.emulated import cpu_shares
-from gnnpar.launch.emulated.namespaces import INTERFACE, Network, interface_sent_bytes
-from gnnpar.launch.failures import Failure, HangTimer, RankFailed, failure_of, hanging, is_stopped
+from gnnpar.launch.emulated.namespaces import INTERFACE, Network, enter, interface_sent_bytes
+from gnnpar.launch.failures import Failure, HangTimer, failure_of, hanging
 from gnnpar.launch.signals import Stop, answer_in_rank, blocked
 from gnnpar.settings import Comm, Launch
 from gnnpar.track import progress
@@ -66,17 +68,17 @@ def start(
     while True:
         try:
             return attempt(world, work, how, comm, network, stop)
-        except RankFailed as error:
-            failure = error.failure
-            if not failure.lost or restarts >= how.max_restarts or stop.asked():
+        except Failure as error:
+            if not error.lost or restarts >= how.max_restarts or stop.asked():
                 raise
+            line = error.line
         restarts += 1
         where = hooks.on_restart(restarts)
-        say(f"{failure.line}: starting all ranks again {where} (restart {restarts} of at most {how.max_restarts})")
+        say(f"{line}: starting all ranks again {where} (restart {restarts} of at most {how.max_restarts})")
 
 
 def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network | None, stop: Stop) -> None:
-    """Run all ranks once. Raise RankFailed if one fails, KeyboardInterrupt if a stop was requested."""
+    """Run all ranks once. Raise Failure if one fails, KeyboardInterrupt if a stop was requested."""
 
     def starting() -> str:
         return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
@@ -99,13 +101,13 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
             for each in begun:
                 each.join()
     if failure is not None:
-        raise RankFailed(failure)
+        raise failure
     if _INTERRUPTED in [each.exitcode for each in ranks]:
         raise KeyboardInterrupt
 
 
 def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None], *, fork: bool) -> None:
-    """Append `size` processes that run body(rank) to `ranks`; they die with this one. Raise RankFailed if one cannot
+    """Append `size` processes that run body(rank) to `ranks`; they die with this one. Raise Failure if one cannot
     start. fork: whether forking is allowed (not with CUDA)."""
     if multiprocessing.current_process().daemon:
         raise ValueError(
@@ -129,7 +131,7 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
                 process.start()
     except OSError as error:
         line = f"a process for a rank cannot be started ({error.strerror}; see `ulimit -u`): start fewer ranks"
-        raise RankFailed(Failure(0, line)) from error
+        raise Failure(0, line) from error
     finally:
         gc.unfreeze()
 
@@ -236,7 +238,13 @@ def _exit_code(process: BaseProcess) -> int:
 
 
 def _stopped(running: dict[int, BaseProcess]) -> set[int]:
-    return {rank for rank, each in running.items() if is_stopped(each.pid or 0)}
+    """Return the ranks that are stopped by SIGSTOP or a debugger."""
+    found: set[int] = set()
+    for rank, each in running.items():
+        with suppress(psutil.Error):
+            if psutil.Process(each.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                found.add(rank)
+    return found
 
 
 def root_failure(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratch: Path, seconds: float) -> Failure:
@@ -303,8 +311,8 @@ class Job:
             return stop.asked()
 
         enter_network(self.network, rank)
-        if self.network is not None and self.network.cores(1):  # launch.dilation, launch.speeds
-            cpu_shares.enter(self.network.prefix, rank)
+        if self.network is not None and self.network.groups:  # launch.dilation, launch.speeds
+            cpu_shares.enter(self.network.groups[rank])
             dilate(self.network.dilation)
         counts = self.network is not None and self.network.is_first_of_host(rank)
         host = Host(stop_asked=stop_asked, sent_bytes=interface_sent_bytes if counts else None)
@@ -329,10 +337,10 @@ class Job:
 def enter_network(network: Network | None, rank: int) -> None:
     """Move to the rank's host, and set GLOO_SOCKET_IFNAME; on one host to the loopback, unless it is set."""
     if network is not None:
-        network.enter(network.host_of[rank])
+        enter(network.namespaces[network.host_of[rank]])
         os.environ[interfaces.VARIABLE] = INTERFACE
-    elif not interfaces.asked():
-        os.environ[interfaces.VARIABLE] = interfaces.loopback()
+    else:
+        interfaces.choose(interfaces.loopback())
 
 
 def connected(

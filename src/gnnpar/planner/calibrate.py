@@ -183,8 +183,9 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: S
     from gnnpar.comm.process import connect
 
     torch.set_num_threads(threads)
-    if "RANK" in os.environ or not interfaces.asked():  # with RANK, it names an external interface
-        os.environ[interfaces.VARIABLE] = interfaces.loopback()
+    if "RANK" in os.environ:
+        os.environ.pop(interfaces.VARIABLE, None)  # it names an external interface
+    interfaces.choose(interfaces.loopback())
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     meet = f"file://{folder}/meet"
     comm = connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)

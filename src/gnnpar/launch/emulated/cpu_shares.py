@@ -1,25 +1,24 @@
 """A share of the cores for every rank: groups of the kernel's cpu controller, cgroups v1 or v2. Needs root. Groups are
-named gnnpar-PID-START-rankR, like network namespaces. The next run removes groups of dead processes."""
+named gnnpar-PID-START-rankR. The next run removes groups of dead processes."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnpar.launch.emulated.namespaces import INTERRUPTIONS, is_stale, own_prefix
+from gnnpar.files import process_start
 from gnnpar.launch.signals import blocked
 
+_NAME = re.compile(r"gnnpar-(\d+)-(\d+)-rank\d+")
 _PERIOD_US = 4_000  # longest wait of a rank for its next share
 _LEAST_US = 1_000  # smallest share of a period that the kernel accepts
 _GONE_SECONDS = 2.0  # for the processes of a group to be reaped
-
-
-class SharesError(ValueError):
-    """Shares are not available here. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,6 @@ class Controller:
     def has_cpu(self, file: str) -> bool:
         """Return True if a file of v2 at the root lists the cpu controller."""
         return "cpu" in (self.root / file).read_text(encoding="ascii").split()
-
-    def group(self, prefix: str, rank: int) -> Path:
-        return self.root / f"{prefix}-rank{rank}"
 
 
 def controller(mounts: str) -> Controller | None:
@@ -76,37 +72,44 @@ def missing() -> str | None:
 
 
 @contextmanager
-def shared(cores: Sequence[float]) -> Iterator[str]:
-    """Make a group of at most `cores` for each rank, and remove it at the end. Yield the prefix of their names."""
-    prefix, there = own_prefix(), own_controller()
+def shared(cores: Sequence[float]) -> Iterator[tuple[str, ...]]:
+    """Make a group of at most `cores` for each rank, and remove it at the end. Yield their folders."""
+    if not cores:
+        yield ()
+        return
+    there, pid = own_controller(), os.getpid()
     assert there is not None, "`missing` tells"
-    groups = [there.group(prefix, rank) for rank in range(len(cores))]
+    groups = [there.root / f"gnnpar-{pid}-{process_start(pid)}-rank{rank}" for rank in range(len(cores))]
     period = max(_PERIOD_US, round(_LEAST_US / min(cores)))
     try:
-        _remove([group for group in there.root.glob("gnnpar-*") if is_stale(group.name)])
+        _remove(filter(_is_stale, there.root.glob("gnnpar-*")))
         if there.version == 2 and not there.has_cpu("cgroup.subtree_control"):
             (there.root / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
         for group, share in zip(groups, cores, strict=True):
             group.mkdir(exist_ok=True)
             there.limit(group, round(share * period), period)
-        yield prefix
+        yield tuple(map(str, groups))
     except OSError as error:
-        raise SharesError(
+        raise ValueError(
             f"{error.filename or 'cgroups'}: {error.strerror}; set launch.dilation=1 and launch.speeds=null"
         ) from error
     finally:
-        with blocked(INTERRUPTIONS):
+        with blocked((signal.SIGINT, signal.SIGTERM)):  # a second Ctrl-C waits for the removal
             _remove(groups)
 
 
-def enter(prefix: str, rank: int) -> None:
-    """Put this process, with all its threads, into the group of a rank."""
-    there = own_controller()
-    assert there is not None, "`missing` tells"
-    (there.group(prefix, rank) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+def enter(group: str) -> None:
+    """Put this process, with all its threads, into a group."""
+    Path(group, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
 
-def _remove(groups: list[Path]) -> None:
+def _is_stale(group: Path) -> bool:
+    """Return True if the process that made a group is dead."""
+    found = _NAME.fullmatch(group.name)
+    return found is not None and process_start(int(found[1])) != int(found[2])
+
+
+def _remove(groups: Iterable[Path]) -> None:
     """Remove groups. A group is busy until its last process is reaped."""
     deadline = time.monotonic() + _GONE_SECONDS
     for group in groups:

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
-from gnnpar.comm.world import Links
+from gnnpar.comm.world import Links, RunHooks
 from gnnpar.launch.emulated import cpu_shares
-from gnnpar.launch.emulated.namespaces import Network, NetworkError, address, missing, netns, own_prefix
+from gnnpar.launch.emulated.namespaces import Network, NetworkError, address, missing, netns
 from gnnpar.settings import Cluster, Launch, Paced, Settings
+from gnnpar.track.console import say
 from gnnpar.track.text import counted
 
 _PROBE_SECONDS = 0.25
@@ -101,13 +103,18 @@ def num_hosts(launch: Paced, cluster: Cluster | None, size: int, topology: str) 
 
 
 @contextmanager
-def paced(network: Network) -> Iterator[list[float]]:
-    """Build the network, and remove it at the end. Yield `reached_gbps`."""
+def paced(links: Links, threads: int, hooks: RunHooks) -> Iterator[Network]:
+    """Build the network of ranks of `threads` threads, and remove it at the end."""
     try:
-        with network.built():
+        with Network.built(links) as network:
             gbps = reached_gbps(network)
             network.wait_until_up(_PATIENCE_SECONDS)
-            yield gbps
+            with cpu_shares.shared(links.cores(threads)) as groups:
+                say(f"paced: {links.describe()}; payload reached: {', '.join(f'{r:.2f}' for r in gbps)} Gbit/s")
+                for line in shortfalls(network, gbps):
+                    say(f"{line}; the results carry both rates")
+                hooks.on_links(gbps)
+                yield replace(network, groups=groups)
     except NetworkError as error:
         raise ValueError(f"launch=paced: {error}; set launch=local where this cannot be helped") from error
 
@@ -130,11 +137,11 @@ def shortfalls(network: Network, reached: list[float]) -> list[str]:
 
 def reached(network: Network, source: int, target: int) -> float:
     """Return 10^9 bit/s of payload of one TCP stream after the burst."""
-    with netns(network.namespace(target)):  # a socket keeps the namespace in which it was made
+    with netns(network.namespaces[target]):  # a socket keeps the namespace in which it was made
         server = socket.create_server((address(target), 0))
     with server:
         server.settimeout(_PATIENCE_SECONDS)
-        sender = threading.Thread(target=_send, args=(network.namespace(source), server.getsockname()), daemon=True)
+        sender = threading.Thread(target=_send, args=(network.namespaces[source], server.getsockname()), daemon=True)
         sender.start()
         try:
             connection, _ = server.accept()
@@ -171,9 +178,8 @@ def trial() -> str:
     """Try a network of two hosts. Return a short text on whether launch=paced works here."""
     if (lack := missing()) is not None:
         return f"no: {lack}"
-    network = Network(prefix=own_prefix(), host_gbps=(1.0, 1.0))
     try:
-        with network.built():
+        with Network.built(Links(host_gbps=(1.0, 1.0))) as network:
             got = min(reached_gbps(network))
     except NetworkError as error:
         return f"no: {error}"

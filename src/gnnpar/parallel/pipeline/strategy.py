@@ -24,8 +24,7 @@ from torch import Tensor
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
-from gnnpar.comm import CodedExchange, Communicator
-from gnnpar.comm.mesh import Mesh
+from gnnpar.comm import CodedExchange, Communicator, Mesh
 from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
