@@ -60,21 +60,19 @@ def towards(master: str, port: int) -> tuple[str, str, str]:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)  # sends nothing
                 mine, there = (str(each[0]).partition("%")[0] for each in (probe.getsockname(), target))
+                break
         except OSError as error:
             last = error
-            continue
-        if mine.startswith("127.") or mine == "::1":
-            outward = [
-                (n, a) for n, a in addresses().items() if not a.startswith("127.") and not n.startswith(_VIRTUAL)
-            ]
-            if not outward:
-                raise JoinError(
-                    f"{socket.gethostname()} has no network interface but the loopback: ranks of other hosts cannot "
-                    f"reach it; bring one up, or set {VARIABLE}"
-                )
-            name, mine = outward[0]
-            return name, mine, mine
-        held = psutil.net_if_addrs().items()
-        name = next((n for n, entries in held if any(e.address.partition("%")[0] == mine for e in entries)), "")
-        return name, mine, there
-    raise last
+    else:
+        raise last
+    if mine.startswith("127.") or mine == "::1":
+        outward = [(n, a, a) for n, a in addresses().items() if not a.startswith("127.") and not n.startswith(_VIRTUAL)]
+        if not outward:
+            raise JoinError(
+                f"{socket.gethostname()} has no network interface but the loopback: ranks of other hosts cannot "
+                f"reach it; bring one up, or set {VARIABLE}"
+            )
+        return outward[0]
+    held = psutil.net_if_addrs().items()
+    name = next((n for n, entries in held if any(e.address.partition("%")[0] == mine for e in entries)), "")
+    return name, mine, there

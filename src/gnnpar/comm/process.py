@@ -89,9 +89,7 @@ def connect(
         timeout=timeout,
         key=key,
     )
-    hosts = comm.broadcast(comm.gather(_clock()))
-    assert isinstance(hosts, list)
-    comm.ledger.shared_clock = len(set(hosts)) == 1
+    comm.ledger.shared_clock = len(set(comm.all_gather(_clock()))) == 1
     return comm
 
 

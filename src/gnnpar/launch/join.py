@@ -70,7 +70,7 @@ def join(hooks: RunHooks, seconds: float) -> Joined:
 def refusal(error: ValueError, seconds: float = Comm().connect_seconds) -> ValueError:
     """Send this rank's error to the other ranks. Return the error to raise: this one, or another rank's."""
     env = os.environ
-    if "RANK" in env and env.get("WORLD_SIZE", "1") != "1" and env.get("MASTER_ADDR"):
+    if "RANK" in env and env.get("WORLD_SIZE", "1") != "1":
         try:
             line = f"rank {env['RANK']} on {socket.gethostname()}: {error}"
             _join(RunHooks(), min(seconds, _TELL_SECONDS), refusing=line)

@@ -85,7 +85,9 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
 
     with tempfile.TemporaryDirectory(prefix="gnnpar-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        stop.pass_by(scratch / _STOP)
+        stop.file = scratch / _STOP
+        if stop.asked():
+            stop.ask()  # an earlier request
         job = Job(world, work, comm, network, scratch, secrets.token_bytes(32))
         ranks: list[BaseProcess] = []
         try:

@@ -22,12 +22,6 @@ class Stop:
         self._asked = threading.Event()
         self._timer: threading.Timer | None = None
 
-    def pass_by(self, file: Path) -> None:
-        """Pass the request to ranks by `file` from now on."""
-        self.file = file
-        if self._asked.is_set():
-            self.ask()
-
     def ask(self) -> None:
         self._asked.set()
         if self.file is not None:
