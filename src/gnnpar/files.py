@@ -6,7 +6,6 @@ import errno
 import hashlib
 import itertools
 import json
-import math
 import os
 import resource
 import shutil
@@ -33,7 +32,6 @@ StateDict = dict[Any, Any]  # Any: only its owner reads it; `Engine.state_dict` 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _RESERVED, _RESERVED_BYTES = ".reserved", 1 << 20
-_BLOCK = 1 << 22
 _LARGEST = (1 << 63) - 1
 LOCK = ".gnnpar.lock"
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -170,11 +168,8 @@ def read_checked_json(file: Path) -> JsonDict:
 
 def file_hash(file: Path) -> str:
     """Return the sha256 of a file's bytes. Raises OSError."""
-    digest = hashlib.sha256()
     with file.open("rb") as data:
-        while block := data.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def checksum(data: JsonObject) -> str:
@@ -255,10 +250,7 @@ def process_start(pid: int) -> int | None:
 def memory_bytes() -> int:
     """Return the memory of the machine, or of the container of this process."""
     total = psutil.virtual_memory().total
-    try:
-        limit = _CGROUP.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return total
+    limit = _CGROUP.read_text(encoding="ascii").strip() if _CGROUP.exists() else ""
     return min(total, int(limit)) if limit.isdigit() else total
 
 
@@ -282,11 +274,10 @@ def require_memory(nbytes: float, what: str, change: str) -> None:
 
 def require_files(count: int, what: str, change: str) -> None:
     """Raise the limit of open files to `count`, also for processes started later. ValueError if that is not allowed."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    if hard < count:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < count and hard != resource.RLIM_INFINITY:
         raise ValueError(
             f"{what} has {count:,} files open at once, and the limit is {hard:,}: raise it (ulimit -n), or {change}"
         )
-    if soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, limits[1]))
+    if soft < count and soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import sys
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -89,9 +88,7 @@ def checkout_dir() -> Path | None:
 
 def is_installed_group(name: str) -> bool:
     """Return True for a group of gnnpar or of a plugin; folders of the working directory do not count."""
-    with suppress(OSError):  # a name that is too long
-        return any((folder / name).is_dir() for folder in (conf_dir(), *installed_confs()))
-    return False
+    return any(os.path.isdir(folder / name) for folder in (conf_dir(), *installed_confs()))
 
 
 def locate(target: str) -> object:

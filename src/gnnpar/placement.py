@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import annotated_types as at
 
-from gnnpar.files import JsonDict, JsonObject, open_atomic, read_json, write_json_atomic
+from gnnpar.files import JsonDict, JsonObject, open_atomic, read_json, require_memory, write_json_atomic
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -96,11 +96,10 @@ class Plan:
                     f"the plan was made for another {name} ({made_for[:12]}, here {value[:12]}): "
                     f"plan again, or give the {name} it was made for."
                 )
-        if num_nodes is not None and len(self.part_of) != num_nodes:
-            raise ValueError(f"the plan places {len(self.part_of)} nodes, the graph has {num_nodes}: plan again")
-        edges = self.placement.edge_part_of
-        if num_edges is not None and edges is not None and len(edges) != num_edges:
-            raise ValueError(f"the plan places {len(edges)} edges, the graph has {num_edges}: plan again")
+        sizes = ("nodes", self.part_of, num_nodes), ("edges", self.placement.edge_part_of, num_edges)
+        for name, array, number in sizes:
+            if array is not None and number is not None and len(array) != number:
+                raise ValueError(f"the plan places {len(array)} {name}, the graph has {number}: plan again")
         for problem in self._problems():
             raise ValueError(f"the plan cannot run: {problem}")
         if num_layers is not None and self.num_layers != num_layers:
@@ -288,8 +287,6 @@ def _load_array(file: Path) -> Tensor:
     """Read an array [N] int64 from a file named by the hash of its contents."""
     import numpy as np
     import torch
-
-    from gnnpar.files import require_memory
 
     try:
         table = np.load(file, mmap_mode="r", allow_pickle=False)

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, ru
 import annotated_types as at
 
 from gnnpar.files import Json, JsonDict, JsonObject
-from gnnpar.paths import expanded, locate
+from gnnpar.paths import locate, path_of
 from gnnpar.pricing.topology import Machines
-from gnnpar.targets import is_own
+from gnnpar.targets import is_own, values_in
 from gnnpar.track.text import printable
 from gnnpar.track.tracker import Tracker
 
@@ -303,8 +303,6 @@ _MEMBERS = {  # group -> required members of its object
     "task": ("prepare", "of", "decoder"),
     "partition": ("part_of",),
     "codec": ("build", "exactness"),
-    "optim": ("build",),
-    "tracker": ("build",),
 }
 NOT_KEYS = ("names", "resolved", "study")
 
@@ -312,11 +310,8 @@ NOT_KEYS = ("names", "resolved", "study")
 def build_settings(config: JsonObject, names: Mapping[str, str], study: str = "") -> Settings:
     """Build settings from a resolved configuration. Raise ConfigError for the first error."""
     values = _construct_values(Settings, config, path="", skip=NOT_KEYS)
-    for name in ("data_dir", "cache_dir"):
-        try:
-            values[name] = expanded(values[name]).absolute()
-        except ValueError as error:
-            raise ConfigError(f"{name}={error}") from error
+    with config_errors():
+        values |= {name: path_of(values[name], name).absolute() for name in ("data_dir", "cache_dir")}
     from gnnpar.parallel.strategy import check_members  # imports torch, which the strategy's module has imported
 
     try:
@@ -326,16 +321,14 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
     for group, members in _MEMBERS.items():
         if lacking := _lacking(values[group], members):
             kind = type(values[group])
-            raise ConfigError(
-                f"{group}: {kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a {group} needs"
-            )
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            raise ConfigError(f"{group}: {name} has no {lacking[0]}, which a {group} needs")
     if (given := _as_given(values["dataset"], values["model"])) is not None:
         model = {"self_loops": given["self_loops"]} if config["model"].get("self_loops") == "auto" else {}
-        dataset = {**config["dataset"], **given}
-        return build_settings({**config, "dataset": dataset, "model": {**config["model"], **model}}, names, study)
-    return Settings(
-        **values, names=dict(names), resolved={key: _plain(value) for key, value in config.items()}, study=study
-    )
+        given = {"dataset": {**config["dataset"], **given}, "model": {**config["model"], **model}}
+        return build_settings({**config, **given}, names, study)
+    resolved = {key: _plain(value) for key, value in config.items()}
+    return Settings(**values, names=dict(names), resolved=resolved, study=study)
 
 
 def _as_given(dataset: DataclassInstance, model: object) -> JsonDict | None:
@@ -414,9 +407,8 @@ def _value(hint: object, value: object, path: str) -> Any:  # Any: of the hint's
             built = instantiate(value, path)
             for protocol in (each for each in _options(hint) if isinstance(each, type) and _is_protocol(each)):
                 if lacking := _lacking(built, _members(protocol)):
-                    raise ConfigError(
-                        f"{path}={value['_target_']} has no {lacking[0]}, which a {protocol.__name__} needs"
-                    )
+                    needs = f"which a {protocol.__name__} needs"
+                    raise ConfigError(f"{path}={value['_target_']} has no {lacking[0]}, {needs}")
             return built
         if nested := _dataclasses_in(hint):
             return construct(nested[0], value, path)
@@ -435,7 +427,7 @@ def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any f
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
 
-    if any(not abs(number) < _NUMBERS_END for number in _numbers(value)):
+    if any(isinstance(each, (int, float)) and not abs(each) < _NUMBERS_END for each in values_in(value)):
         raise ConfigError(f"{path}={show(value)} must be finite and below 2^63 in size")
     try:
         adapter = TypeAdapter(hint)
@@ -456,15 +448,6 @@ _NUMBERS_END = 2**63
 _PLAIN = re.compile(r"true|false|-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?", re.ASCII)  # JSON's numbers and truth values
 
 
-def _numbers(value: object) -> Iterator[float]:
-    """Yield all numbers in a value."""
-    if isinstance(value, (list, tuple, Mapping)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _numbers(each)
-    elif isinstance(value, (int, float)):
-        yield value
-
-
 def describe(hint: object) -> str:
     """Describe the values that a type allows."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -478,29 +461,17 @@ def describe(hint: object) -> str:
     if origin in (tuple, list):
         length = "a list of" if origin is list or Ellipsis in args else f"a list of {len(args)}, each"
         return f"{length} {describe(args[0])}"
-    words: dict[object, str] = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        Path: "a path",
-    }
-    return words.get(hint, "null" if hint is type(None) else hint.__name__ if isinstance(hint, type) else str(hint))
+    words: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    words |= {Path: "a path", type(None): "null"}
+    return words.get(hint, hint.__name__ if isinstance(hint, type) else str(hint))
 
 
 def _bound(constraint: object) -> str:
     """Return bounds such as '>= 0 and < 1'. Print 0.0 as 0: Python caches equal hints and keeps the first imported."""
     if not isinstance(constraint, (at.Ge, at.Gt, at.Le, at.Lt, at.Interval)):
         return ""
-    limits = dataclasses.asdict(constraint)
-    return " and ".join(
-        f"{sign} {limits[name]:g}" if isinstance(limits[name], float) else f"{sign} {limits[name]}"
-        for name, sign in _SIGNS.items()
-        if limits.get(name) is not None
-    )
-
-
-_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    limits, signs = dataclasses.asdict(constraint), {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return " and ".join(f"{sign} {limits[name]:.15g}" for name, sign in signs.items() if limits.get(name) is not None)
 
 
 def unknown_key(path: str, value: object, known: Iterable[str]) -> str:
@@ -563,9 +534,8 @@ def _is_protocol(cls: type) -> bool:
     return Protocol in cls.__bases__
 
 
-def _members(protocol: type) -> tuple[str, ...]:
-    found = [name for cls in protocol.__mro__ if _is_protocol(cls) for name in vars(cls) if not name.startswith("_")]
-    return tuple(dict.fromkeys(found))
+def _members(protocol: type) -> list[str]:
+    return [name for cls in protocol.__mro__ if _is_protocol(cls) for name in vars(cls) if not name.startswith("_")]
 
 
 def _lacking(built: object, members: Iterable[str]) -> list[str]:

@@ -27,12 +27,11 @@ def is_own(target: str) -> bool:
 def note_named(tree: object) -> None:
     """Record in the user's cache the classes used for training in this working directory. `refuse_foreign` allows them
     in files opened there. Nothing is recorded with --trust: a file may have named them."""
-    for name in classes_in(tree) if os.environ.get(TRUST) != "1" else ():
-        if not _is_trusted(name):
-            with suppress(OSError, ValueError):  # without a home, --trust is required
-                note = _note(name)
-                note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                note.touch()
+    for name in foreign_in(tree) if os.environ.get(TRUST) != "1" else ():
+        with suppress(OSError, ValueError):  # without a home, --trust is required
+            note = _note(name)
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            note.touch()
 
 
 def _note(name: str) -> Path:
@@ -55,8 +54,8 @@ def refuse_foreign(
     remedy: advice in the error.
     """
     allowed = set(classes_in(named))
-    for name in dict.fromkeys(classes_in(tree)):
-        if name in allowed or _is_trusted(name) or (noted and _is_noted(name)):
+    for name in foreign_in(tree):
+        if name in allowed or (noted and _is_noted(name)):
             continue
         shown = printable(name if len(name) <= 100 else name[:97] + "...")
         if not (trust or os.environ.get(TRUST) == "1"):
@@ -81,20 +80,25 @@ def _is_trusted(target: str) -> bool:
     return target.partition(".")[0] in plugin_packages() and target in _configurations(tuple(installed_confs()))
 
 
+def foreign_in(tree: object) -> list[str]:
+    """Return the classes in a configuration that the YAML of gnnpar and of installed plugins does not name."""
+    return [name for name in dict.fromkeys(classes_in(tree)) if not _is_trusted(name)]
+
+
 def classes_in(tree: object) -> Iterator[str]:
     """Yield the classes that a configuration names."""
-    for node in _values(tree):
+    for node in values_in(tree):
         if isinstance(node, Mapping) and "_target_" in node:
             yield str(node["_target_"])
             if isinstance(target := node.get("target"), str):  # a PyG model's class is imported, too
                 yield target
             if node["_target_"] == "gnnpar.data.tasks.Labels":  # the user's functions, too
-                for name in _values([node.get("loss"), node.get("metrics")]):
+                for name in values_in([node.get("loss"), node.get("metrics")]):
                     if isinstance(name, str) and re.search("[.:]", name):
                         yield name.replace(":", ".")
 
 
-def _values(tree: object) -> Iterator[object]:
+def values_in(tree: object) -> Iterator[object]:
     """Yield a tree and everything in it."""
     pending = [tree]  # no recursion: a file may be nested deeply
     while pending:
