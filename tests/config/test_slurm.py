@@ -8,7 +8,7 @@ import pytest
 
 from gnnpar.cli.main import run
 from gnnpar.comm.world import Outcome
-from gnnpar.config.application import without_folders
+from gnnpar.config.sweep import without_folders
 from gnnpar.launch.slurm import as_rank, first_host, tasks_per_node
 from gnnpar.settings import ConfigError
 

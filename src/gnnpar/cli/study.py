@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from gnnpar.cli.train import job
-from gnnpar.config.application import run_jobs
 from gnnpar.config.compose import chosen_files, compose
 from gnnpar.config.inputs import quoted
 from gnnpar.config.jobs import job_key, jobs_below
@@ -30,7 +29,7 @@ from gnnpar.report.figures import on_paper
 from gnnpar.report.page.page import write_page
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError, config_errors
-from gnnpar.targets import refuse_foreign
+from gnnpar.targets import foreign_in, refuse_foreign
 from gnnpar.track.console import progress_lines, say, show_table
 from gnnpar.track.text import counted, printable
 from gnnpar.training.result.result import valid_result
@@ -42,6 +41,8 @@ Results = Mapping[tuple[Variant, int, int], JsonObject]
 def run(argv: list[str]) -> int:
     """Return 0 if every run completed, else 1. The tables have the reasons of failed runs."""
     options = parse(argv)
+    from gnnpar.config.sweep import run_jobs  # imports Hydra
+
     if "RANK" in os.environ:
         raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
     study = read_study(file := file_of(options.study))
@@ -60,14 +61,17 @@ def run(argv: list[str]) -> int:
         say(f"{options.study}: {counted(len(variants), 'variant')} x {' x '.join(counts)}")
         argv = ["-m", *options.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
         code, keys = run_jobs(argv, job, listed=[job_overrides(*each) for each in jobs])
-        results = ended(folder, dict(zip(jobs, keys, strict=True)))
+        places = {job.key: job.run_dir for job in jobs_below(folder)}
+        run_dirs = {each: places[key] for each, key in zip(jobs, keys, strict=True) if key in places}
+        results = {each: result for each, run_dir in run_dirs.items() if (result := valid_result(run_dir))}
         refuse_other_data(results, folder)
         runs: dict[tuple[str, ...], dict[tuple[int, int], JsonObject]] = {}  # place -> (seed, block) -> result
         for (variant, seed, block), result in results.items():
             runs.setdefault(variant.place, {})[seed, block] = result
         report(study, runs, folder, shown=not options.json)
-        in_order = {key: variants.index(of) for (of, _, _), key in zip(jobs, keys, strict=True)}
-        page(study, runs, folder, in_order)
+        page(
+            study, runs, folder, [run_dirs[each] for each in sorted(results, key=lambda each: variants.index(each[0]))]
+        )
         for line in ("", *study.note.splitlines()) if study.note else ():
             say(line)
     if options.json:
@@ -118,14 +122,9 @@ def check(file: Path, variants: Sequence[Variant]) -> None:
 def refuse_classes(file: Path, variant: Variant, tree: JsonObject) -> None:
     """Raise ConfigError for a class named neither by gnnpar, nor a plugin, nor YAML that the study chooses."""
     remedy = "put it into a YAML file of its group and choose it by name, or --trust"
-    with config_errors():
-        refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(variant.overrides))
-
-
-def ended(folder: Path, keys: Mapping[tuple[Variant, int, int], str]) -> dict[tuple[Variant, int, int], JsonObject]:
-    """Return (variant, seed, block) -> result.json of the runs that have one."""
-    results = {job.key: valid_result(job.run_dir) for job in jobs_below(folder)}
-    return {job: result for job, key in keys.items() if (result := results.get(key))}
+    if foreign_in(tree):
+        with config_errors():
+            refuse_foreign(tree, str(file), remedy=remedy, named=chosen_files(variant.overrides))
 
 
 def refuse_other_data(results: Results, folder: Path) -> None:
@@ -162,12 +161,11 @@ def report(study: Study, runs: Runs, folder: Path, *, shown: bool) -> None:
     say(f"tables and figure  ->  {folder}")
 
 
-def page(study: Study, runs: Runs, folder: Path, places: Mapping[str, int]) -> None:
-    """Write report.html, as `gnnpar compare` does, of the jobs that have ended. places: key -> place of its rows."""
-    ended = [job for job in jobs_below(folder) if job.key in places and valid_result(job.run_dir)]
+def page(study: Study, runs: Runs, folder: Path, ended: Sequence[Path]) -> None:
+    """Write report.html, as `gnnpar compare` does, of the folders of runs that have ended."""
     if not ended:
         return
-    results = collect([job.run_dir for job in sorted(ended, key=lambda job: places[job.key])])
+    results = collect(ended)
     strategies = [result["strategy"] for _, result in results]
     comparison = compare(results, baseline="single" if "single" in strategies else strategies[0])
     write_page(comparison, file := folder / "report.html", headline=reports.headline(study, runs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import os
 import re
@@ -17,21 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.cli.main import file_line, refuse
-from gnnpar.config.application import run_jobs, without_folders
 from gnnpar.config.compose import HydraJob, as_yaml, train_help
 from gnnpar.config.errors import JobFailed
 from gnnpar.config.inputs import key_of, sets
 from gnnpar.config.jobs import SESSION, SWEEP, Job, jobs_below, snapshot, titles
-from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, working_in, write_text_atomic
+from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, read_json, working_in, write_text_atomic
 from gnnpar.launch.slurm import as_rank, check_rank
 from gnnpar.settings import Comm, ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
 from gnnpar.track import progress
-from gnnpar.track.console import Console, complain, progress_lines, say
+from gnnpar.track.console import Console, complain, num_bytes, progress_lines, say, seconds
 from gnnpar.track.keys import goodness
 from gnnpar.track.text import printable
 from gnnpar.track.tracker import Quiet
-from gnnpar.training.result.result import valid_result
+from gnnpar.training.result.result import epoch_time, valid_result
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Outcome
@@ -43,6 +41,8 @@ def run(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         sys.stdout.write(train_help(argv))
         return 0
+    from gnnpar.config.sweep import run_jobs, without_folders  # imports Hydra, which ranks do not need
+
     os.environ.update(as_rank(os.environ))
     check_rank(os.environ)
     joined = os.environ.get("RANK")
@@ -255,20 +255,14 @@ def check_world(settings: Settings, overrides: Sequence[str]) -> None:
 
 def summary(run_dir: Path) -> list[str]:
     """Return the last lines of a run."""
-    from gnnpar.track.console import num_bytes, seconds
-    from gnnpar.training.result.result import epoch_time
-
-    result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    result = read_json(run_dir / "result.json")
     metric, took = result["metric"], epoch_time(result) or 0.0
     name = metric["name"] or "metric"
     parts = [f"{name} {part} {metric[part]:.4f}" for part in ("val", "test") if metric[part] is not None]
     if fidelity := result["fidelity"]:
-        worst = fidelity["worst"]
-        parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {worst['layer']})")
-    figures = ", ".join(
-        [*parts, f"{seconds(took)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
-    )
-    return [f"completed: {figures}  ->  {os.path.relpath(run_dir)}", *prediction(result)]
+        parts.append(f"gradient cosine {fidelity['cosine']['mean']:.4f} (worst {fidelity['worst']['layer']})")
+    parts += [f"{seconds(took)}/epoch", f"{num_bytes(result['bytes_per_epoch']['total'])}/epoch sent"]
+    return [f"completed: {', '.join(parts)}  ->  {os.path.relpath(run_dir)}", *prediction(result)]
 
 
 REPLAN_ABOVE = 0.2
@@ -277,8 +271,6 @@ REPLAN_ABOVE = 0.2
 
 def prediction(result: JsonObject) -> list[str]:
     """Return a line of predicted against measured figures; none without a planner's plan."""
-    from gnnpar.track.console import seconds
-
     predicted = result["predicted"]
     if predicted is None or predicted["epoch_error"] is None:
         return []

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gnnpar.config.errors import CONFIG, hydra_errors
-from gnnpar.config.inputs import Composed, expand_shorthands, key_of, with_inputs
-from gnnpar.config.jobs import read_key
+from gnnpar.config.inputs import Composed, expand_shorthands, key_of, with_plan, with_shards
+from gnnpar.config.jobs import job_key, unread
 from gnnpar.files import JsonDict, JsonObject
 from gnnpar.paths import GROUP, conf_dir, installed_confs, is_installed_group
 from gnnpar.settings import ConfigError, Settings, build_settings, config_errors, iter_groups, show
@@ -33,22 +33,33 @@ KEYS = frozenset(field.name for field in fields(Settings))
 def compose(overrides: Sequence[str], check: Callable[[JsonObject], None] = lambda tree: None) -> Settings:
     """Return the settings of `gnnpar train` with these overrides. Raises ConfigError. check: called with the resolved
     configuration before any of its classes is imported."""
+    refuse_unclear(expand_shorthands(overrides))
+    config = composed(overrides)
+    tree, names = resolved(config, config.hydra.runtime.choices, overrides)
+    check(tree)
+    return build_settings(tree, names)
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Compose overrides, with Hydra's own keys. Raises ConfigError."""
     import hydra
 
     search_installed()
-    refuse_unclear(expand_shorthands(overrides))
     with hydra_errors(overrides), composing():
-        config = hydra.compose(CONFIG, overrides=expand_shorthands(overrides), return_hydra_config=True)
-    choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
-    tree, names = resolved(config, choices, overrides)
-    check(tree)
-    return build_settings(tree, names)
+        return hydra.compose(CONFIG, overrides=expand_shorthands(overrides), return_hydra_config=True)
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return a copy without Hydra's own keys."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def chosen_files(overrides: Sequence[str]) -> object:
     """Return the configuration of the files that overrides choose by name, without the keys that they set."""
     named = (each for each in overrides if re.fullmatch(r"[\w./-]*", each.partition("=")[2]))  # no dictionary
-    return _composed([each for each in named if is_group(_file_group(each))])
+    return _plain([each for each in named if is_group(_file_group(each))])
 
 
 def _file_group(override: str) -> str:
@@ -56,19 +67,16 @@ def _file_group(override: str) -> str:
     return key_of(override).partition("@")[0]
 
 
-def _composed(overrides: Sequence[str]) -> object:
+def _plain(overrides: Sequence[str]) -> object:
     """Compose overrides, without keys of Hydra. Leave references to missing keys unresolved."""
-    import hydra
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    search_installed()
-    with hydra_errors(overrides), composing():
-        config = hydra.compose(CONFIG, overrides=[each for each in overrides if not key_of(each).startswith("hydra")])
-        try:
-            return OmegaConf.to_container(config, resolve=True)
-        except OmegaConfBaseException:  # a reference to a key that other overrides set
-            return OmegaConf.to_container(config, resolve=False)
+    config = without_hydra(composed([each for each in overrides if not key_of(each).startswith("hydra")]))
+    try:
+        return OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:  # a reference to a key that other overrides set
+        return OmegaConf.to_container(config, resolve=False)
 
 
 @contextmanager
@@ -91,23 +99,26 @@ _COMPOSING = threading.RLock()
 
 def resolved(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:
     """Resolve a composed configuration, and merge plan=FILE and shards=FOLDER. choices: group -> the file chosen in it,
-    as in hydra.runtime.choices."""
+    of hydra.runtime."""
     from omegaconf import OmegaConf
 
     names = {group: str(name) for group, name in choices.items() if not group.startswith("hydra")}
-    keys = [str(key) for key in config if key != "hydra"]
+    config = without_hydra(config)
     with hydra_errors(overrides):
-        tree = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
-        written = cast("JsonDict", OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False))
+        tree = cast("JsonDict", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        written = cast("JsonDict", OmegaConf.to_container(config, resolve=False))
     own = written["strategy"]
     if isinstance(own, Mapping) and isinstance(own.get("codec"), Mapping):
         for override in overrides:
             if override.startswith(("codec=", "codec.")):
                 mine = override.replace("codec=", "codec@strategy.codec=").replace("codec.", "strategy.codec.")
                 complain(f"{override} is not read: strategy={names.get('strategy')} has its own codec; set {mine}")
-    composed, names = with_inputs(cast("JsonDict", tree), names, overrides)
-    _refuse_chosen_twice(composed, cast("JsonDict", tree), choices, overrides)
-    return with_references(composed, written, cast("JsonDict", tree)), names
+    whole, names = with_plan(*with_shards(tree, names, overrides), overrides)
+    brought = {key: value for key, value in whole.items() if tree.get(key) != value}
+    if not brought:
+        return whole, names
+    _refuse_chosen_twice(brought, tree, choices, overrides)
+    return whole | with_references(brought, written, tree), names
 
 
 def chosen_of_several(overrides: Sequence[str]) -> str | None:
@@ -122,15 +133,14 @@ def _sets_several(group: str) -> bool:
 
 
 def _refuse_chosen_twice(
-    composed: JsonObject, before: JsonObject, choices: Mapping[str, object], overrides: Sequence[str]
+    brought: JsonObject, before: JsonObject, choices: Mapping[str, object], overrides: Sequence[str]
 ) -> None:
     """Raise ConfigError if plan=FILE or shards=FOLDER sets the same group as a file that sets several groups."""
     several = [group for group in choices if _sets_several(group) and choices[group]]
-    brought = [key for key, value in composed.items() if before.get(key) != value]
-    if not several or not brought:
+    if not several:
         return
     try:
-        plain = _composed([each for each in overrides if _file_group(each) not in several])
+        plain = _plain([each for each in overrides if _file_group(each) not in several])
     except ConfigError:  # a key of that file only
         plain = None
     if taken := [key for key in brought if not isinstance(plain, Mapping) or plain.get(key) != before.get(key)]:
@@ -140,15 +150,12 @@ def _refuse_chosen_twice(
         )
 
 
-def with_references(composed: JsonObject, written: JsonObject, before: JsonObject) -> JsonDict:
-    """Resolve references such as `${dataset.KEY}` again after a plan or shards set the dataset. written: the
-    configuration with references. before: resolved, without the plan or shards."""
+def with_references(brought: JsonObject, written: JsonObject, before: JsonObject) -> JsonDict:
+    """Resolve references such as `${dataset.KEY}` again after a plan or shards set `brought`. Return the other keys.
+    written: the configuration with references. before: resolved, without the plan or shards."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    brought = {key: value for key, value in composed.items() if value != before.get(key)}
-    if not brought:
-        return dict(composed)
     names = " and ".join(sorted(brought))
     if "${" in json.dumps(brought):
         raise ConfigError(f"{names} of a file may hold no ${{: remove it")
@@ -158,7 +165,7 @@ def with_references(composed: JsonObject, written: JsonObject, before: JsonObjec
         refuse_foreign(made, "what a file brings", remedy="name dataset= yourself, or --trust", named=before)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{names} of a file: {one_line(error)}") from error
-    return {**composed, **made}
+    return made
 
 
 @dataclass(frozen=True)
@@ -180,13 +187,11 @@ class HydraJob:
         from hydra.core.hydra_config import HydraConfig
 
         job = HydraConfig.get()
-        run_dir = Path(job.runtime.output_dir)
-        sweep = Path(job.sweep.dir).absolute() if str(job.mode).endswith("MULTIRUN") else None
         return HydraJob(
             config=cast("DictConfig", config),
-            choices={str(group): name for group, name in job.runtime.choices.items()},
-            run_dir=run_dir,
-            sweep=sweep,
+            choices=job.runtime.choices,
+            run_dir=Path(job.runtime.output_dir),
+            sweep=Path(job.sweep.dir).absolute() if str(job.mode).endswith("MULTIRUN") else None,
             searching=not re.search(r"gnnpar_jobs|basic_sweeper", str(job.sweeper._target_)),
             overrides=list(job.overrides.task),
             typed=list(job.overrides.hydra),
@@ -198,11 +203,17 @@ class HydraJob:
         return build_settings(*resolved(self.config, self.choices, self.overrides), study)
 
     def key(self) -> str:
-        """Return the job's key in its sweep; for wrong overrides, which the job reports, a key of the overrides."""
-        try:
-            return read_key(*resolved(self.config, self.choices, self.overrides))
-        except ConfigError:
-            return read_key({"overrides": self.overrides}, {})
+        """Return the job's key in its sweep."""
+        settings, names = resolved_for_key(self.config, self.choices, self.overrides)
+        return job_key(settings, names, unread(settings))
+
+
+def resolved_for_key(config: DictConfig, choices: Mapping[str, object], overrides: Sequence[str]) -> Composed:
+    """Return `resolved`; for wrong overrides, which the job reports, the overrides."""
+    try:
+        return resolved(config, choices, overrides)
+    except ConfigError:
+        return {"overrides": [o for o in overrides if not o.startswith("hydra")]}, {}
 
 
 def as_yaml(settings: Settings) -> str:
@@ -278,17 +289,13 @@ def train_help(argv: Sequence[str]) -> str:
     """Return the template of conf/config.yaml, filled with the groups and the composed keys.
 
     Hydra's own help takes 2.7 s of CPU time, this 1.25 s: Hydra copies its repository of files for every group."""
-    import hydra
     from omegaconf import OmegaConf
 
-    overrides = [argument for argument in argv if not argument.startswith("-")]
-    search_installed()
-    with hydra_errors(overrides), composing():
-        config = hydra.compose(CONFIG, overrides=expand_shorthands(overrides), return_hydra_config=True)
+    config = composed([argument for argument in argv if not argument.startswith("-")])
     template = string.Template(str(config.hydra.help.template))
-    keys = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    keys = OmegaConf.to_yaml(without_hydra(config))
     lines = "".join(f"{group}: {', '.join(options)}\n" for group, options in group_options().items())
-    return printable(template.safe_substitute(APP_CONFIG_GROUPS=lines, CONFIG=OmegaConf.to_yaml(keys))) + "\n"
+    return printable(template.safe_substitute(APP_CONFIG_GROUPS=lines, CONFIG=keys)) + "\n"
 
 
 def group_options() -> dict[str, list[str]]:

@@ -111,14 +111,12 @@ def no_such_key(key: str, argv: Sequence[str]) -> str:
     value = next((a.partition("=")[2] for a in argv if a.partition("=")[0].lstrip("+~") == key), "")
     parent = key.rpartition(".")[0]
     try:
-        import hydra
         from omegaconf import OmegaConf
 
-        from gnnpar.config.compose import composing
+        from gnnpar.config.compose import composed, without_hydra
 
         rest = [a for a in argv if "=" in a and "," not in a and a.partition("=")[0] != key and "hydra" not in a]
-        with composing():
-            config = hydra.compose(CONFIG, overrides=rest)
+        config = without_hydra(composed(rest))
         if parent and parent.partition(".")[0] not in config:
             return f"unknown key {key}={show(value)}{closest(parent, map(str, config))}"
         node = OmegaConf.select(config, parent) if parent else config

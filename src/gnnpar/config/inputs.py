@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,24 +15,16 @@ from gnnpar.track.console import complain
 
 Composed = tuple[JsonDict, dict[str, str]]
 """A resolved configuration, and group -> the name of the file chosen in it."""
-_BROUGHT = ("dataset", "partition")
 
 
-def with_inputs(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
-    """Merge shards=FOLDER and plan=FILE. Raises ConfigError in one line."""
-    overrides = list(overrides)
-    return with_plan(*with_shards(config, names, overrides), overrides)
-
-
-def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+def with_plan(config: JsonObject, names: Mapping[str, str], overrides: Sequence[str]) -> Composed:
     """Merge plan=FILE: its strategy, and the groups it was made for unless an override names them. Raises ConfigError
     if an override sets another strategy or codec."""
     config, names = dict(config), dict(names)
     if (path := config.get("plan")) is None:
         return config, names
     given = [o.lstrip("+~") for o in overrides]
-    asked = [o for o in given if group_of(o) in ("strategy", "codec") or "@strategy" in key_of(o)]
-    if asked:
+    if asked := [o for o in given if group_of(o) in ("strategy", "codec") or "@strategy" in key_of(o)]:
         raise ConfigError(f"{asked[0]} and plan={path}: the plan sets the strategy; leave one of them out")
     try:
         data = read_json(Path(path))
@@ -68,22 +60,21 @@ def _word(name: object) -> str:
     return name
 
 
-def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Iterable[str]) -> Composed:
+def with_shards(config: JsonObject, names: Mapping[str, str], overrides: Sequence[str]) -> Composed:
     """Merge the dataset, partition and ranks of shards=FOLDER. Raise ConfigError if overrides set others."""
     config, names = dict(config), dict(names)
     if not isinstance(shards := config.get("shards"), Mapping) or (path := shards.get("folder")) is None:
         return config, names
-    given = [o.lstrip("+~") for o in overrides]
-    if asked := next((o for o in given if group_of(o) in (*_BROUGHT, "plan")), None):
-        raise ConfigError(f"{asked} and shards={path}: the shards set the {group_of(asked)}; leave one of them out")
+    if asked := [o.lstrip("+~") for o in overrides if group_of(o) in ("dataset", "partition", "plan")]:
+        own = group_of(asked[0])
+        raise ConfigError(f"{asked[0]} and shards={path}: the shards set the {own}; leave one of them out")
     with config_errors():
         manifest = read_manifest(Path(str(path)))
-    _refuse_foreign({group: manifest.setup.get(group) for group in _BROUGHT}, f"shards={path}", named=config)
-    for group in _BROUGHT:
-        if isinstance(manifest.setup.get(group), Mapping):
-            config[group] = manifest.setup[group]
-        names |= {group: str(manifest.setup.get("names", {}).get(group, group))}
-    if not sets(given, "world_size"):
+    brought = {group: manifest.setup.get(group) for group in ("dataset", "partition")}
+    _refuse_foreign(brought, f"shards={path}", named=config)
+    config |= {group: tree for group, tree in brought.items() if isinstance(tree, Mapping)}
+    names |= {group: str(manifest.setup.get("names", {}).get(group, group)) for group in brought}
+    if not sets(overrides, "world_size"):
         config["world_size"] = manifest.parts
     return config, names
 

@@ -9,21 +9,20 @@ import socket
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import psutil
 
-from gnnpar.files import JsonObject, read_json, write_json_atomic
+from gnnpar.files import JsonDict, JsonObject, read_json, write_json_atomic
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.progress import Snapshot
 from gnnpar.track.text import one_line
 from gnnpar.training.result.result import remove_results, valid_result
 
 State = Literal["done", "failed", "interrupted", "killed", "running", "missing"]
-STATES: tuple[State, ...] = ("done", "failed", "interrupted", "killed", "running", "missing")
 RECORD = "job.json"
 AT_ONCE, SESSION, SWEEP = "GNNPAR_JOBS_AT_ONCE", "GNNPAR_SESSION", "GNNPAR_SWEEP"
 """Environment variables of jobs: number of jobs on the machine, start of the sweep, and its process."""
@@ -32,21 +31,16 @@ NOT_HASHED = ("data_dir", "cache_dir", "tracker", "trace", "checkpoint", "resume
 _SILENT_SECONDS = 600.0  # a job of another host without writes for this long counts as killed
 
 
-def job_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
-    """Return the hash of a resolved configuration without NOT_HASHED keys: equal keys are the same job."""
-    relevant = {key: value for key, value in resolved.items() if key not in NOT_HASHED}
+def job_key(resolved: JsonObject, names: Mapping[str, str], idle: Collection[str] = ()) -> str:
+    """Return the hash of a resolved configuration without NOT_HASHED and idle keys: equal keys are the same job. With
+    the `unread` keys as idle ones, equal keys have the same result."""
+    kept, relevant = (
+        {key: value for key, value in given.items() if key not in (*NOT_HASHED, *idle)} for given in (names, resolved)
+    )
     if resolved.get("resume") not in (None, "auto"):  # it begins from another run
         relevant["resume"] = str(resolved["resume"])
-    kept = {group: name for group, name in names.items() if group not in NOT_HASHED}
     text = json.dumps({"names": kept, "settings": relevant}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def read_key(resolved: JsonObject, names: Mapping[str, str]) -> str:
-    """Return `job_key` without the keys that the strategy does not read: equal keys have the same result."""
-    idle = unread(resolved)
-    kept = {group: name for group, name in names.items() if group not in idle}
-    return job_key({key: value for key, value in resolved.items() if key not in idle}, kept)
 
 
 def unread(resolved: JsonObject) -> set[str]:
@@ -86,20 +80,9 @@ class Job:
             place, folder = run_dir.absolute().parts, Path(str(data["folder"]))
             if place[-len(folder.parts) :] != folder.parts or ".." in folder.parts:
                 return None  # the folder was moved out of its sweep
-            started, error = data.get("started"), data.get("error")
-            return Job(
-                sweep=Path(*place[: -len(folder.parts)]),
-                folder=str(folder),
-                key=str(data["key"]),
-                overrides=tuple(map(str, data["overrides"])),
-                session=str(data.get("session")),
-                started=None if started is None else float(started),
-                pid=int(data.get("pid", 0)),
-                born=float(data.get("born", 0.0)),
-                host=str(data.get("host")),
-                error=None if error is None else str(error),
-                refused=bool(data.get("refused")),
-            )
+            sweep, overrides = Path(*place[: -len(folder.parts)]), tuple(map(str, data["overrides"]))
+            rest: JsonDict = {name: kind(data[name]) for name, kind in _KINDS.items() if data.get(name) is not None}
+            return Job(sweep, str(folder), str(data["key"]), overrides, **rest)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
 
@@ -145,6 +128,9 @@ class Job:
             return False
 
 
+_KINDS = {"session": str, "started": float, "pid": int, "born": float, "host": str, "error": str, "refused": bool}
+
+
 def jobs_below(folder: Path) -> list[Job]:
     """Return the jobs of all sweeps in and below a folder, in the natural order of their paths."""
     found: list[Job] = []
@@ -164,28 +150,25 @@ def titles(jobs: Sequence[Job]) -> dict[str, str]:
 
 def snapshot(jobs: Sequence[Job]) -> Snapshot:
     """Return the progress of a sweep. Remaining time: mean of ended jobs, divided by the number of running ones."""
-    states, names = {job.folder: job.state()[0] for job in jobs}, titles(jobs)
-    took = [
-        (job.run_dir / "result.json").stat().st_mtime - job.started
-        for job in jobs
-        if states[job.folder] == "done" and job.started is not None
-    ]
-    running: list[str] = []
-    for job in (job for job in jobs if states[job.folder] == "running"):
-        rows = read_rows(job.run_dir)
-        loss = rows[-1].get("loss/train") if rows else None
-        far = "" if loss is None else f"  epoch {rows[-1]['epoch'] + 1}  loss {loss:.4g}"
-        running.append(f"  {job.folder}: {names[job.folder]}{far}")
-    done = sum(state == "done" for state in states.values())
-    failed = sum(state in ("failed", "interrupted") for state in states.values())
-    left = statistics.fmean(took) * (len(states) - done - failed) / max(1, len(running)) if took else None
-    return Snapshot(len(states), done, failed, tuple(running), left)
+    states, names, took, running = Counter[State](), titles(jobs), list[float](), list[str]()
+    for job in jobs:
+        states[state := job.state()[0]] += 1
+        if state == "done" and job.started is not None:
+            took.append((job.run_dir / "result.json").stat().st_mtime - job.started)
+        elif state == "running":
+            rows = read_rows(job.run_dir)
+            loss = rows[-1].get("loss/train") if rows else None
+            far = "" if loss is None else f"  epoch {rows[-1]['epoch'] + 1}  loss {loss:.4g}"
+            running.append(f"  {job.folder}: {names[job.folder]}{far}")
+    done, failed = states["done"], states["failed"] + states["interrupted"]
+    left = statistics.fmean(took) * (len(jobs) - done - failed) / max(1, len(running)) if took else None
+    return Snapshot(len(jobs), done, failed, tuple(running), left)
 
 
 def count(states: Iterable[State]) -> dict[State, int]:
     """Return the number of jobs in each state, without empty states."""
     counted = Counter(states)
-    return {state: counted[state] for state in STATES if counted[state]}
+    return {state: counted[state] for state in get_args(State) if counted[state]}
 
 
 def in_words(counts: Mapping[State, int]) -> str:

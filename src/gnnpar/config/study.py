@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -134,10 +135,12 @@ class Study:
         runs = variants * len(self.seed_list) * self.blocks
         if runs > MOST_RUNS:
             raise ValueError(f"the study asks for {runs:,} runs, at most {MOST_RUNS:,} are listed; name fewer factors")
-        others = [name for names in self.only.values() for name in names]
-        for key, patterns in {"skip": self.skip, "at_most": self.at_most, "only": [*self.only, *others]}.items():
-            for pattern in (*patterns, *self.also):
-                self.matching(key, pattern)
+        known = [name for names in self.axes.values() for name in names]
+        patterns = {"skip": self.skip, "at_most": self.at_most, "only": [*self.only, *chain(*self.only.values())]}
+        patterns |= {"also": self.also, "where": chain(*(table.where for table in self.tables))}
+        for key, name in ((key, name) for key, each in patterns.items() for p in each for name in p.split("; ")):
+            if name not in known:
+                raise ValueError(f"{key}: {show(name)} is no cell or method{closest(name, known)}")
         try:
             self.job.format(**dict.fromkeys(self.axes, ""))
         except (KeyError, ValueError, IndexError) as error:
@@ -158,23 +161,11 @@ class Study:
         others = (
             (name, names & self.axes[axis].keys()) for axis, name in self.named(place).items() for names in wanted
         )
-        return all(name in some for name, some in others if some) and not self.applies(place, "skip", self.skip)
-
-    def matching(self, key: str, pattern: str) -> frozenset[str]:
-        """Return the names in 'NAME; NAME'. Raise ValueError for a name on no axis."""
-        known = [name for names in self.axes.values() for name in names]
-        for name in (found := pattern.split("; ")):
-            if not isinstance(name, str) or name not in known:
-                raise ValueError(f"{key}: {show(name)} is no cell or method{closest(name, known)}")
-        return frozenset(found)
+        return all(name in some for name, some in others if some) and not applies(self.skip, place)
 
     def named(self, place: Sequence[str]) -> dict[str, str]:
         """Return axis -> name."""
         return dict(zip(self.axes, place, strict=True))
-
-    def applies(self, place: Sequence[str], key: str, patterns: Sequence[str]) -> bool:
-        """Return True if a pattern has only names of this place."""
-        return any(self.matching(key, pattern) <= set(place) for pattern in patterns)
 
     @property
     def seed_list(self) -> list[int]:
@@ -187,7 +178,7 @@ class Study:
             for place in itertools.product(*self.axes.values()):
                 at = self.named(place)
                 if self._is_selected(place):
-                    also = [levels for name, levels in self.also.items() if self.applies(place, "also", [name])]
+                    also = [levels for name, levels in self.also.items() if applies([name], place)]
                     overrides = merged(self.common, *(self.axes[axis][name] for axis, name in at.items()), *also)
                     keys = tuple(f"{_KEY_OF.get(axis, f'cells.{axis}')}.{name}" for axis, name in at.items())
                     made.append(Variant(self.job.format(**at) or "; ".join(place), overrides, keys, place))
@@ -196,29 +187,28 @@ class Study:
         def variant(name: str, groups: Iterable[Overrides], keys: Sequence[str]) -> Variant:
             return Variant(name, merged(self.base, *groups), tuple(keys) or ("base",), (name or BASE,))
 
-        levels = {
-            name: [(listed(level), f"factors.{name}[{i}]") for i, level in enumerate(given)]
-            for name, given in self.factors.items()
-        }
         if self.mode == "leave_one_out":
-            whole = {name: tuple(o for level, _ in given for o in level) for name, given in levels.items()}
+            whole = {name: tuple(chain(*map(listed, given))) for name, given in self.factors.items()}
             return [variant("", whole.values(), ())] + [
                 variant(f"without {gone}", [own for name, own in whole.items() if name != gone], [f"factors.{gone}"])
                 for gone in whole
             ]
+        levels = [
+            [(listed(level), f"factors.{name}[{i}]") for i, level in enumerate(given)]
+            for name, given in self.factors.items()
+        ]
+        chosen = [(), *((level,) for level in chain(*levels))]
         if self.mode == "grid":
-            chosen = itertools.product(*([None, *given] for given in levels.values()))
-        else:
-            chosen = [(), *((level,) for given in levels.values() for level in given)]
-        picked = [[level for level in choice if level is not None] for choice in chosen]
+            each_or_none = itertools.product(*([None, *given] for given in levels))
+            chosen = [tuple(level for level in choice if level is not None) for choice in each_or_none]
         return [
-            variant(" ".join(o for own, _ in each for o in own), [own for own, _ in each], [key for _, key in each])
-            for each in picked
+            variant(" ".join(chain(*(own for own, _ in each))), [own for own, _ in each], [key for _, key in each])
+            for each in chosen
         ]
 
     def max_runs(self, variant: Variant) -> int:
         """Return the maximum number of runs of a variant, blocks times seeds."""
-        limits = [n for pattern, n in self.at_most.items() if self.applies(variant.place, "at_most", [pattern])]
+        limits = [n for pattern, n in self.at_most.items() if applies([pattern], variant.place)]
         return min([self.blocks * len(self.seed_list), *limits])
 
     def jobs(self, variants: Sequence[Variant]) -> list[tuple[Variant, int, int]]:
@@ -271,6 +261,11 @@ def _with_methods(folder: Path, data: JsonObject) -> JsonObject:
     return {key: value for key, value in data.items() if key != "methods_of"} | {
         "methods": {name: known[name] for name in names}
     }
+
+
+def applies(patterns: Iterable[str], place: Iterable[str]) -> bool:
+    """Return True if one of the patterns 'NAME; NAME' has only names of this place."""
+    return any(set(pattern.split("; ")) <= set(place) for pattern in patterns)
 
 
 def listed(level: str | Sequence[str]) -> Overrides:

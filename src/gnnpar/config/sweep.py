@@ -1,5 +1,6 @@
-"""Sweeps: gnnpar's sweeper of grids and studies, which runs the jobs without a completed result. Launchers and other
-sweepers of Hydra run unchanged; a job that is already done ends at once (`gnnpar.cli.train`)."""
+"""Hydra's application: one job, a sweep, or the jobs of a study. gnnpar's sweeper of grids and studies runs the jobs
+without a completed result. Launchers and other sweepers of Hydra run unchanged; a job that is already done ends at once
+(`gnnpar.cli.train`)."""
 
 from __future__ import annotations
 
@@ -7,20 +8,24 @@ import itertools
 import logging
 import math
 import os
+import sys
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf, open_dict
 
-from gnnpar.config.compose import resolved
-from gnnpar.config.errors import hydra_errors
+from gnnpar.config.compose import refuse_unclear, resolved_for_key, search_installed
+from gnnpar.config.errors import CONFIG, hydra_errors
 from gnnpar.config.inputs import expand_shorthands, group_of, key_of, quoted
 from gnnpar.config.jobs import (
     AT_ONCE,
@@ -30,17 +35,21 @@ from gnnpar.config.jobs import (
     Job,
     State,
     count,
+    in_words,
+    job_key,
     jobs_below,
-    read_key,
     snapshot,
+    titles,
     unread,
 )
 from gnnpar.config.study import MOST_RUNS
 from gnnpar.files import working_in
+from gnnpar.launch import environment
+from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, progress_lines, say
 from gnnpar.track.progress import shown
-from gnnpar.track.text import one_line
+from gnnpar.track.text import one_line, printable
 
 Overrides = Sequence[str]
 Hydras = Any  # Hydra's objects are not typed
@@ -62,6 +71,123 @@ class Start:
 
 
 start = Start()
+
+
+MULTIRUN = ("-m", "--multirun")
+_SHOW = ("--cfg", "-c", "--info", "-i")
+_OPTIONS = (*MULTIRUN, *_SHOW, "--resolve", "--hydra-help")
+
+
+def run_jobs(
+    argv: Sequence[str],
+    job: Callable[[object], float],
+    *,
+    listed: Sequence[Sequence[str]] | None = None,
+    show: Callable[[Path], object] = lambda folder: None,
+) -> tuple[int, list[str]]:
+    """Run one job, or a sweep. Return the largest exit code, and the keys of the planned jobs of a sweep.
+
+    job: a top-level function, which launchers import in other processes; `HydraJob.running` reads its argument. listed:
+    overrides of each job, instead of a sweeper's combinations of argv. show: called with the folder of a sweep with
+    results.
+    """
+    for word in argv:
+        if word.startswith("-") and (word.partition("=")[0] if word.startswith("--") else word) not in _OPTIONS:
+            raise ConfigError(f"there is no option {printable(word[:80])}; gnnpar train has {', '.join(_OPTIONS)}")
+    search_installed()
+    given = expand_shorthands(argv)
+    refuse_unclear(given)
+    multirun = listed is not None or any(flag in argv for flag in MULTIRUN)
+    if multirun:
+        with hydra_errors(argv):
+            given = per_job(given)
+    codes: list[int] = []
+    raised: list[BaseException] = []
+
+    def single(config: object) -> None:
+        try:
+            codes.append(int(job(config)))
+        except BaseException as error:  # `hydra_errors` would treat it as Hydra's
+            raised.append(error)
+
+    main: Hydras = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)
+    application: Callable[[], None] = main(job if multirun else single)
+    overrides = [word for word in given if not word.startswith("-") and ("=" in word or word.startswith(("+", "~")))]
+    options = [word for word in given if word not in overrides]  # argparse needs consecutive overrides
+    options += ["all"] if options[-1:] in (["--info"], ["-i"]) else []  # otherwise an override would be their argument
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    before, sys.argv = sys.argv, ["gnnpar train", *options, *overrides, *quiet]
+    try:
+        with hydra_errors(argv):
+            if multirun:
+                return _sweep(application, listed, argv, show)
+            application()
+    finally:
+        sys.argv = before
+    for error in raised:
+        raise error
+    return max(codes, default=0), []
+
+
+def _sweep(
+    application: Callable[[], None],
+    listed: Sequence[Sequence[str]] | None,
+    argv: Sequence[str],
+    show: Callable[[Path], object],
+) -> tuple[int, list[str]]:
+    global start
+    with ExitStack() as inside, environment(**{SESSION: os.environ.get(SESSION) or uuid.uuid4().hex[:12]}):
+        start = Start(listed=listed, inside=inside)
+        try:
+            application()
+        except KeyboardInterrupt:
+            inside.close()
+            if start.jobs():
+                _close(show)
+            raise
+        finally:
+            os.environ.pop(AT_ONCE, None)
+            os.environ.pop(SWEEP, None)
+        inside.close()
+        if not start.jobs():
+            raise ConfigError(f"{' '.join(argv)}: the sweep has no job; a glob or a range is empty")
+        return _close(show), start.keys
+
+
+def _close(show: Callable[[Path], object]) -> int:
+    """Print the states of the jobs. Return 0 if all are done, 2 if a wrong configuration stopped all, else 1."""
+    assert start.folder is not None
+    jobs = start.jobs()
+    states = {job.folder: job.state() for job in jobs}
+    if start.listed is None and any(state == "done" for state, _ in states.values()):
+        show(start.folder)
+    folder, names = one_line(os.path.relpath(start.folder)), titles(jobs)
+    say(f"sweep: {in_words(count([state for state, _ in states.values()]))}  ->  {folder}")
+    for name, (state, why) in states.items():
+        if state != "done":
+            say(f"  {folder}/{name} {state}{why and ': ' + why}  ({names[name]})")
+    if all(state == "done" for state, _ in states.values()):
+        return 0
+    where = "" if start.listed is not None else f" with hydra.sweep.dir={folder}"
+    say(f"  the same command again{where} runs what is missing")
+    return 2 if all(job.refused for job in jobs) else 1
+
+
+def without_folders(argv: Sequence[str], rank: int) -> list[str]:
+    """Return a joined rank's arguments: one job; a folder on rank 0 only, the same after a restart by torchrun."""
+    if any(flag in argv for flag in MULTIRUN):
+        raise ConfigError(
+            "a sweep (-m) starts its own ranks and cannot join those of torchrun; start one job at a time"
+        )
+    if rank:
+        return [*argv, "hydra.run.dir=."]
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if restarts and not any(a.lstrip("+").startswith("hydra.run.dir=") for a in argv):
+        import psutil
+
+        began = time.localtime(psutil.Process(os.getppid()).create_time())  # start of torchrun
+        return [*argv, f"hydra.run.dir={time.strftime('outputs/%Y-%m-%d/%H-%M-%S', began)}"]
+    return list(argv)
 
 
 class Show(Callback):
@@ -117,15 +243,12 @@ def planned(jobs: Sequence[list[str]], folder: Path, compose: Callable[[list[str
 
 def plan(overrides: list[str], folder: Path, known: Mapping[str, Job], config: Hydras) -> Job:
     """Return the job of these overrides: a known one, or a new one in its own folder."""
-    choices = {str(group): name for group, name in config.hydra.runtime.choices.items()}
     own = tuple(o for o in overrides if not o.startswith("hydra"))
-    try:
-        settings, names = resolved(config, choices, overrides)
-    except ConfigError:  # the job reports it
-        settings, names = {"overrides": list(own)}, {}
-    key, session = read_key(settings, names), os.environ.get(SESSION, "")
+    settings, names = resolved_for_key(config, config.hydra.runtime.choices, overrides)
+    idle, session = unread(settings), os.environ.get(SESSION, "")
+    key = job_key(settings, names, idle)
     if (same := known.get(key)) is not None:
-        mine, earlier = (" ".join(o for o in each if group_of(o) in unread(settings)) for each in (own, same.overrides))
+        mine, earlier = (" ".join(o for o in each if group_of(o) in idle) for each in (own, same.overrides))
         if mine == earlier:
             return replace(same, overrides=own, session=session)
         line = f"{' '.join(own)}: its strategy does not read {mine}; its result is that of job {same.folder}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gnnpar.config.study import Figure, Study, Table
+from gnnpar.config.study import Figure, Study, Table, applies
 from gnnpar.files import Json
 from gnnpar.report.columns import Cell, Runs, Samples, exact, filled, form_of, is_name
 from gnnpar.report.formatting import NOTHING
@@ -117,7 +117,7 @@ def _sections(study: Study, runs: Runs, table: Table, *, check: bool = False) ->
     _refuse_unknown("rows: ", study, axes)
     for title in _places(study, [axis for axis in study.axes if f"{{{axis}}}" in table.title]):
         rows = [title | row for row in _places(study, axes, title)]
-        rows = [row for row in rows if not table.where or study.applies(list(row.values()), "where", table.where)]
+        rows = [row for row in rows if not table.where or applies(table.where, row.values())]
         begun = [study.named(place).items() for place in runs]
         if rows := [row for row in rows if check or any(row.items() <= place for place in begun)]:
             yield [Cell(study, runs, row, rows) for row in rows]
