@@ -99,22 +99,10 @@ def dispatch(arguments: list[str]) -> int:
 
         sys.stdout.write(f"gnnpar {version('gnnpar')}\n")
         return 0
-    from gnnpar.cli.main import COMMANDS, refuse, run
+    from gnnpar.cli.main import COMMANDS, run
 
     if command in ("--complete", "--show-completion", "--install-completion"):
-        from pathlib import Path
-
-        from gnnpar.cli import completion
-
-        if command == "--install-completion":
-            try:
-                completion.install(Path.home())
-            except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: a user without a home
-                return refuse(ValueError(str(error)))
-        else:
-            lines = completion.complete(" ".join(rest)) if command == "--complete" else [completion.SCRIPT.rstrip()]
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
-        return 0
+        return run("completion", arguments)
     if command not in COMMANDS:
         from gnnpar.settings import closest
         from gnnpar.track.text import one_line

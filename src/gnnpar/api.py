@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 from gnnpar.comm.world import torch_defaults
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import as_value, group_of, key_of
+from gnnpar.config.inputs import as_value, group_of, key_of, sets
 from gnnpar.files import JsonDict, JsonObject, numbered, working_in
 from gnnpar.launch import ENVIRONMENT, environment
 from gnnpar.paths import path_of
@@ -140,7 +140,7 @@ def sweep(
     listed = {key: list(value) for key, value in axes.items() if isinstance(value, list | tuple)}
     fixed = {key: value for key, value in axes.items() if key not in listed}
     combinations = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
-    parent = (_dated("multirun") if folder is None else path_of(folder, "folder")).absolute()
+    parent = _run_folder(folder, "multirun")
     jobs = list(itertools.product(models, combinations))
     runs: list[Run] = []
     with working_in(parent, remedy="choose another folder=", say=say):
@@ -284,7 +284,7 @@ def plan(
     lines = list(as_overrides(given))
     command.refuse_strategy(lines)
     settings = _settings(model, data, given)
-    planned = command.searched(settings, lines, allowed=command.qualities(quality), say=say)
+    planned = command.searched(settings, lines, say, allowed=command.qualities(quality))
     file = command.plan_of(planned, lines, settings).save(place)
     say(f"chosen: {planned.chosen.label}  ->  {file}")
     return Planned(file.absolute(), planned.chosen.label, command.candidates(planned))
@@ -346,8 +346,8 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     if data is not None and isinstance(overrides.get("dataset"), str):
         raise ConfigError(f"data is given, and dataset={overrides['dataset']}: leave one of them out")
     own = {key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")}
-    rest = {key: value for key, value in overrides.items() if not key.startswith("model.")}
-    of_task = {key: rest.pop(key) for key in ("loss", "metrics") if key in rest}
+    of_task = {key: value for key, value in overrides.items() if key in ("loss", "metrics")}
+    rest = {key: value for key, value in overrides.items() if not key.startswith("model.") and key not in of_task}
     named = [f"model={model}", *as_overrides({"model": own})] if isinstance(model, str) else []
     labelled, featured = overrides.get("task") != "link", overrides.get("features") != "learned"
     dataset, others = _dataset(data, labelled=labelled, featured=featured), list(as_overrides(rest))
@@ -357,18 +357,16 @@ def _settings(model: Model, data: object, overrides: Mapping[str, object], study
     settings = _with_own(compose([*dataset, *named, *others]), of_task)
     if isinstance(model, str):
         return dataclasses.replace(settings, study=study)
-    nested: JsonDict = {key: value for key, value in own.items() if not key.startswith("kwargs")}
-    if any(key.startswith("kwargs") for key in own):
-        single = {key.removeprefix("kwargs."): value for key, value in own.items() if key.startswith("kwargs.")}
-        whole = own.get("kwargs", {})
-        nested["kwargs"] = {**whole, **single} if isinstance(whole, Mapping) else whole
-    asked = [key for key in ("self_loops", "drop_duplicates") if not any(f"dataset.{key}=" in each for each in others)]
+    nested: JsonDict = {key: value for key, value in own.items() if not key.startswith("kwargs.")}
+    single = {key.removeprefix("kwargs."): value for key, value in own.items() if key.startswith("kwargs.")}
+    if single and isinstance(whole := own.get("kwargs", {}), Mapping):
+        nested["kwargs"] = {**whole, **single}
     node = _model_node(model, settings.resolved["dataset"]) | nested
     names = {**settings.names, "model": _name(model).lower()}
     resolved = {**settings.resolved, "model": _plain(node, "model")}
     if node["_target_"] == PYG and not {"plan", "shards"} & overrides.keys():
-        dataset = resolved["dataset"]
-        resolved["dataset"] = dataset | {key: "auto" for key in asked if key in dataset}
+        free = [key for key in ("self_loops", "drop_duplicates") if not sets(others, f"dataset.{key}")]
+        resolved["dataset"] = resolved["dataset"] | {key: "auto" for key in free if key in resolved["dataset"]}
         if "self_loops" not in nested:
             resolved["model"] |= {"self_loops": resolved["dataset"].get("self_loops", "keep")}
     return dataclasses.replace(build_settings(resolved, names, study), task=settings.task)
@@ -462,11 +460,10 @@ def _model_node(model: object, dataset: JsonObject) -> JsonDict:
         raise ConfigError("the model is a lambda, which has no name to import it by; write a class or a function")
     if "<locals>" in cls.__qualname__:
         raise ConfigError(f"{cls.__name__} is defined inside a function, where it cannot be imported; move it out")
-    path = f"{cls.__module__}.{cls.__qualname__}"
     if is_net:
         loops = dataset.get("self_loops", "keep")
-        return {"_target_": PYG, "target": path, "kwargs": {}, "self_loops": loops}
-    node: JsonDict = {"_target_": path}
+        return {"_target_": PYG, "target": _path_of(cls), "kwargs": {}, "self_loops": loops}
+    node: JsonDict = {"_target_": _path_of(cls)}
     if dataclasses.is_dataclass(model) and not isinstance(model, type):
         node |= {field.name: vars(model)[field.name] for field in dataclasses.fields(model) if field.init}
     return node
@@ -531,14 +528,12 @@ def _number(value: object) -> object:
     return value.item() if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0 else value
 
 
-def _run_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """Return the absolute folder, because the program may change its directory before it reads the run."""
-    return (_dated("outputs") if folder is None else path_of(folder, "folder")).absolute()
-
-
-def _dated(parent: str) -> Path:
-    """Make parent/DATE/TIME, as the command line does, with a number if it is taken."""
-    first = Path(parent) / time.strftime("%Y-%m-%d/%H-%M-%S")
+def _run_folder(folder: str | os.PathLike[str] | None, parent: str = "outputs") -> Path:
+    """Return the absolute folder, because the program may change its directory before it reads the run. Without one,
+    make parent/DATE/TIME, as the command line does, with a number if it is taken."""
+    if folder is not None:
+        return path_of(folder, "folder").absolute()
+    first = Path(parent, time.strftime("%Y-%m-%d/%H-%M-%S")).absolute()
     first.parent.mkdir(parents=True, exist_ok=True)
     for each in numbered(first):
         with suppress(FileExistsError):  # taken by a run started in the same second

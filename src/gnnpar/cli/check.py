@@ -163,19 +163,16 @@ def show(cases: Sequence[Case], strategy: str) -> None:
         "PyG": "on one device, against PyG's own loop on the graph as it was given",
         "": f"strategy={strategy}, as it is configured, against its oracle on one device",
     }
+    rows: dict[str, list[tuple[str | Text, ...]]] = {reference: [] for reference in titles}
+    for case in cases:
+        why = case.error or (case.worst_parameter and f"worst: {case.worst_parameter}")
+        errors = ("-" if each is None else f"{each:.1e}" for each in (case.loss_error, case.worst_gradient_error))
+        row = (case.model, str(case.world), *errors, _verdict(case.passed, why))
+        rows[case.reference if case.reference in titles else ""].append(row)
     for reference, title in titles.items():
-        rows = []
-        for case in (each for each in cases if reference == (each.reference if each.reference in titles else "")):
-            why = case.error or (case.worst_parameter and f"worst: {case.worst_parameter}")
-            errors = _error(case.loss_error), _error(case.worst_gradient_error)
-            rows.append((case.model, str(case.world), *errors, _verdict(case.passed, why)))
-        if rows or reference == "single device":
-            show_table(("model", "ranks", "loss error", "worst gradient error", ""), rows, title=title)
+        if rows[reference] or reference == "single device":
+            show_table(("model", "ranks", "loss error", "worst gradient error", ""), rows[reference], title=title)
 
 
 def _verdict(passed: bool, why: str = "") -> Text:
     return Text("ok") if passed else Text.assemble(("FAILED", "red"), f" {why}" if why else "")
-
-
-def _error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"

@@ -11,17 +11,19 @@ import io
 import os
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from gnnpar.cli.main import COMMANDS, run
+from gnnpar.cli import main
+from gnnpar.cli.main import COMMANDS
 from gnnpar.config.compose import group_options
 from gnnpar.config.errors import CONFIG
 from gnnpar.files import write_text_atomic
-from gnnpar.paths import conf_dir
-from gnnpar.settings import ConfigError
+from gnnpar.paths import conf_dir, expanded
+from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import say
 
 SCRIPT = """\
@@ -37,6 +39,17 @@ complete -o default -F _gnnpar gnnpar
 _COMPOSING = ("train", "partition", "plan", "estimate", "check")  # commands that take overrides
 _PLAIN = re.compile(r"[\w.+-]+")  # names of files are typed into the shell without quotes
 _ROOT = ("--help", "--version", "--install-completion", "--show-completion")
+
+
+def run(argv: list[str]) -> int:
+    """Print the completions of a line, or the script, or install it. Return 0."""
+    if argv[0] == "--install-completion":
+        with config_errors():
+            install(expanded("~"))
+    else:
+        lines = complete(" ".join(argv[1:])) if argv[0] == "--complete" else [SCRIPT.rstrip()]
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
 
 
 def complete(line: str) -> list[str]:
@@ -65,16 +78,15 @@ def options_of(command: str) -> list[str]:
         return ["--multirun", "--help", "--cfg"] if command == "train" else []
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        run(command, ["--help"])
+        main.run(command, ["--help"])
     return list(dict.fromkeys(re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", text.getvalue())))
 
 
 def keys_of(words: Sequence[str]) -> list[str]:
     """Return the keys of the configuration and of the chosen file of each group."""
     tree = yaml.safe_load((conf_dir() / f"{CONFIG}.yaml").read_text(encoding="utf-8"))
-    chosen = {
-        str(key): str(value) for each in tree["defaults"] if isinstance(each, dict) for key, value in each.items()
-    }
+    defaults = [each for each in tree["defaults"] if isinstance(each, dict)]
+    chosen = {str(key): str(value) for each in defaults for key, value in each.items()}
     chosen |= dict(word.split("=", 1) for word in words if "=" in word)
     keys = _flat({key: value for key, value in tree.items() if key not in ("defaults", "hydra")})
     for group, options in group_options().items():
@@ -105,12 +117,10 @@ def install(home: Path) -> None:
     script.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(script, SCRIPT)
     line = f". {shlex.quote(str(script))}"
-    text = ""
-    if start.exists():
-        try:
-            text = start.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{start} cannot be read ({error}); add this line to it yourself: {line}") from error
+    try:
+        text = start.read_text(encoding="utf-8") if start.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{start} cannot be read ({error}); add this line to it yourself: {line}") from error
     if line not in text.splitlines():
         with start.open("a", encoding="utf-8") as out:
             out.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")

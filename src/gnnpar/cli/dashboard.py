@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from gnnpar.files import JsonObject, read_json, require_writable, write_text_atomic
 from gnnpar.report import dashboard
@@ -18,7 +17,6 @@ from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, num_bytes, say, seconds
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.text import one_line
 from gnnpar.track.wandb import LINK, curves_over_cost, flat, load, reason
 
 TABLE = ("strategy", "model", "dataset", "seed", "ranks", "time an epoch", "sent an epoch", "test at best validation")
@@ -40,13 +38,11 @@ def run(argv: list[str]) -> int:
     logged = {name for folder, _ in results for row in read_rows(folder) for name in flat(row) | curves_over_cost(row)}
     sections = dashboard.panels_for(logged)
     where = {"entity": entity, "project": project, "study": study}
-    try:
+    with config_errors():
         things = {
             "workspace": dashboard.workspace(sections, **where),
             "report": dashboard.report(sections, table_of(results), **where),
         }
-    except ValueError as error:
-        raise ConfigError(one_line(error)) from error
     if options.save:
         return save(things)
     text = json.dumps({name: dashboard.specification(thing) for name, thing in things.items()}, indent=1) + "\n"
@@ -62,15 +58,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-class Saved(Protocol):
-    """A workspace or a report of wandb."""
-
-    @property
-    def url(self) -> str: ...
-    def save(self) -> object: ...
-
-
-def save(things: Mapping[str, Saved]) -> int:
+def save(things: Mapping[str, dashboard.Built]) -> int:
     """Save on the server. Return 1 if it refuses one."""
     for name, thing in things.items():
         try:
@@ -111,14 +99,10 @@ def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
 
 def table_of(results: Sequence[tuple[Path, JsonObject]]) -> list[list[str]]:
     """Return the heading and a row for each completed run."""
-    rows = [row for row in table_rows(results, baseline="single") if row["status"] == "completed"]
-    cells = [
-        [
-            *(str(row[name]) for name in ("strategy", "model", "dataset", "seed", "world_size")),
-            seconds(row["epoch_seconds"]) + (" (no statement on speed)" if row["oversubscribed"] else ""),
-            num_bytes(row["bytes_per_epoch"]),
-            "" if row["test_at_best_val"] is None else f"{row['test_at_best_val']:.4f}",
-        ]
-        for row in rows
-    ]
-    return [list(TABLE), *cells]
+    table: list[list[str]] = [list(TABLE)]
+    for row in (each for each in table_rows(results, baseline="single") if each["status"] == "completed"):
+        names = [str(row[name]) for name in ("strategy", "model", "dataset", "seed", "world_size")]
+        took = seconds(row["epoch_seconds"]) + " (no statement on speed)" * row["oversubscribed"]
+        test = "" if row["test_at_best_val"] is None else f"{row['test_at_best_val']:.4f}"
+        table.append([*names, took, num_bytes(row["bytes_per_epoch"]), test])
+    return table

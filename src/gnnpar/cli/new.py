@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 from argparse import ArgumentParser
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -22,17 +21,6 @@ KINDS = {"strategy": "parallel", "model": "models", "codec": "codecs"}
 TESTS = {"strategy": "conformance", "model": "models", "codec": "codecs"}
 HELP = """Writes a small working strategy, model or codec, its YAML and its test. In the repository of gnnpar they go
 where the others are; in any other folder they are yours: gnnpar finds them when it is called from there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Places of the files, and the module's name for imports. package: the `__init__.py` of a method's folder."""
-
-    package: Path | None
-    module: Path
-    config: Path
-    test: Path
-    imported: str
 
 
 def run(argv: list[str]) -> int:
@@ -57,46 +45,41 @@ def write(kind: str, name: str, folder: Path) -> list[Path]:
         raise ConfigError(f"{name} cannot name a {kind}; use lower-case letters, digits and _, a letter first")
     if keyword.iskeyword(name) or keyword.iskeyword(class_name(name)):
         raise ConfigError(f"{name} is a word of Python; choose another name")
-    places = places_of(kind, name, folder)
-    files = [places.module, places.config, places.test]
-    package = [] if places.package is None else [places.package]
-    if there := [file for file in files + package if os.path.lexists(file)]:
+    files, imported = places_of(kind, name, folder)
+    if there := [file for file in files.values() if os.path.lexists(file)]:
         raise ConfigError(f"{there[0]} is there already; choose another name, or remove it")
     if (conf_dir() / kind / f"{name}.yaml").exists():
         raise ConfigError(f"{kind}={name} is in gnnpar already; choose another name")
-    spec = importlib.util.find_spec(name) if places.imported == name else None
+    spec = importlib.util.find_spec(name) if imported == name else None
     if spec is not None and spec.origin is not None:  # a namespace package does not hide the module
         raise ConfigError(f"the Python module {name} would be imported instead of {name}.py; choose another name")
-    words = {"name": name, "Class": class_name(name), "module": places.imported}
-    words["target"] = f"{places.imported}.{words['Class']}"
-    texts = [rendered(kind, part, words) for part in ("module", "config", "test")]
-    notes = [f'"""{words["Class"]}, a method of its own."""\n' for _ in package]
-    for file, text in zip(files + package, texts + notes, strict=True):
+    words = {"name": name, "Class": class_name(name), "module": imported}
+    words["target"] = f"{imported}.{words['Class']}"
+    texts = {part: rendered(kind, part, words) for part in files if part != "package"}
+    texts["package"] = f'"""{words["Class"]}, a method of its own."""\n'
+    for part, file in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(file, text)
-    return files
+        write_text_atomic(file, texts[part])
+    return [files[part] for part in ("module", "config", "test")]
 
 
-def places_of(kind: str, name: str, folder: Path) -> Places:
-    """Return the places in the repository, or in another folder where Hydra and Python find them."""
+def places_of(kind: str, name: str, folder: Path) -> tuple[dict[str, Path], str]:
+    """Return part -> its file, and the module's name for imports: in the repository, or in another folder where Hydra
+    and Python find them. package: the `__init__.py` of a strategy's folder."""
     root = checkout_dir()
-    if root is not None and folder.resolve() == root.resolve():
-        package = folder / "src" / "gnnpar" / KINDS[kind]
-        method = kind == "strategy"
-        return Places(
-            package=package / name / "__init__.py" if method else None,
-            module=package / name / "strategy.py" if method else package / f"{name}.py",
-            config=folder / "conf" / kind / f"{name}.yaml",
-            test=folder / "tests" / TESTS[kind] / f"test_{name}.py",
-            imported=f"gnnpar.{KINDS[kind]}.{name}" + (".strategy" if method else ""),
-        )
-    return Places(
-        package=None,
-        module=folder / f"{name}.py",
-        config=folder / kind / f"{name}.yaml",
-        test=folder / f"test_{name}.py",
-        imported=name,
-    )
+    if root is None or folder.resolve() != root.resolve():
+        module, config, test = f"{name}.py", f"{kind}/{name}.yaml", f"test_{name}.py"
+        return {"module": folder / module, "config": folder / config, "test": folder / test}, name
+    package, imported = folder / "src" / "gnnpar" / KINDS[kind], f"gnnpar.{KINDS[kind]}.{name}"
+    files = {
+        "module": package / f"{name}.py",
+        "config": folder / "conf" / kind / f"{name}.yaml",
+        "test": folder / "tests" / TESTS[kind] / f"test_{name}.py",
+    }
+    if kind != "strategy":
+        return files, imported
+    files |= {"module": package / name / "strategy.py", "package": package / name / "__init__.py"}
+    return files, f"{imported}.strategy"
 
 
 def class_name(name: str) -> str:
@@ -116,13 +99,13 @@ def rendered(kind: str, part: str, words: dict[str, str]) -> str:
 
 def next_steps(kind: str, name: str, folder: Path) -> list[str]:
     """Return the commands that test and use the new files."""
-    places = places_of(kind, name, folder)
+    files, imported = places_of(kind, name, folder)
     steps = [] if folder == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     steps.append(f"gnnpar check {kind}={name}")
-    steps.append(f"python -m pytest {places.test.relative_to(folder)}")
-    if places.imported != name and kind != "codec":
+    steps.append(f"python -m pytest {files['test'].relative_to(folder)}")
+    if imported != name and kind != "codec":
         steps.append(f"python tests/golden/make.py{f' {name}' if kind == 'strategy' else ''}  # records its losses")
-    if places.package is not None:
+    if "package" in files:
         steps.append(f"add gnnpar.parallel.{name} to the contract of independent methods in pyproject.toml")
     steps.append(f"gnnpar train {kind}={name} debug=tiny")
     return ["next:", *(f"  {step}" for step in steps)]

@@ -8,12 +8,11 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from gnnpar.config.compose import compose
-from gnnpar.config.inputs import as_value, group_of, sets
+from gnnpar.config.inputs import as_value, group_of, key_of, sets
 from gnnpar.files import JsonObject, require_writable, write_text_atomic
 from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest, config_errors
@@ -45,8 +44,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("overrides", nargs="*", help="model=NAME dataset=NAME topology=NAME world_size=N key=value ...")
     options = parser.parse_intermixed_args(argv)
-    allowed, factors = qualities(options.quality), factors_of(options.factor)
+    allowed = qualities(options.quality)
     overrides, how = search_of(options.overrides)
+    how["factors"] = factors_of(options.factor)
     refuse_strategy(overrides)
     if not options.json:
         say(f"gnnpar plan {' '.join(overrides)}: looking for a strategy, nothing is trained")
@@ -57,29 +57,22 @@ def run(argv: list[str]) -> int:
     from gnnpar.planner import planned as planner
 
     talk = (lambda _: None) if options.json else say
-    measuring = not options.no_measure
-    planned = searched(settings, overrides, allowed=allowed, factors=factors, how=how, say=talk, measuring=measuring)
+    planned = searched(settings, overrides, talk, not options.no_measure, allowed=allowed, **how)
     measured: dict[str, float] = {}
     if options.measure:
         planned, measured = by_measuring(planned, settings, options.measure, overrides, talk)
     plan = plan_of(planned, overrides, settings)
     if measured:
         plan = replace(plan, predicted={**(plan.predicted or {}), "measured_seconds": measured})
-    file = plan.save(Path(options.out))
+    file, request = plan.save(Path(options.out)), planned.request
     if options.trace:
         Path(options.trace).parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(Path(options.trace), json.dumps(planner.timeline(planned).chrome_trace()))
     if options.json:
-        unpriced = planned.request.registry.unpriced(planned.request.allowed)
-        answer = {
-            "plan": str(file),
-            "search": planned.searched,
-            "candidates": candidates(planned, measured),
-            "unpriced": unpriced,
-        }
+        answer = {"plan": str(file), "search": planned.searched, "candidates": candidates(planned, measured)}
+        answer |= {"unpriced": request.registry.unpriced(request.allowed)}
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
         return 0
-    request = planned.request
     say(f"model: {settings.names.get('model')}, {request.ir.describe()}")
     say(f"graph: {request.workload.dataset.name}, {request.graph.nodes} nodes, {request.graph.edges} edges")
     say(f"topology: {settings.names.get('topology')}, {request.machine.fabric.describe()}")
@@ -94,6 +87,7 @@ def run(argv: list[str]) -> int:
 class Searching(TypedDict, total=False):
     """Search arguments of `planner.planned.planned`."""
 
+    factors: Mapping[Quality, float]
     search: str
     budget: int
     fewer: bool
@@ -102,26 +96,20 @@ class Searching(TypedDict, total=False):
 def searched(
     settings: Settings,
     overrides: Sequence[str],
-    *,
-    allowed: frozenset[Quality],
-    factors: Mapping[Quality, float] = {},
-    how: Searching | None = None,
     say: Callable[[str], None],
     measuring: bool = True,
+    *,
+    allowed: frozenset[Quality],
+    **how: Unpack[Searching],
 ) -> Planned:
     """Return the planner's answer. It chooses `world_size` and `first_layer` unless an override sets them."""
     from gnnpar.planner import planned as planner
 
+    ranks = settings.world_size if sets(overrides, "world_size") else None
+    free = not sets(overrides, "first_layer")
     with config_errors():
         found = planner.planned(
-            settings,
-            ranks=settings.world_size if sets(overrides, "world_size") else None,
-            allowed=allowed,
-            factors=factors,
-            **(how or {}),
-            say=say,
-            recompute=not sets(overrides, "first_layer"),
-            measuring=measuring,
+            settings, ranks=ranks, allowed=allowed, say=say, recompute=free, measuring=measuring, **how
         )
         return planner.with_one_device(found, settings, say, measuring=measuring)
 
@@ -130,8 +118,11 @@ def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> P
     """Return the chosen plan, with the YAML that its strategy has under these overrides."""
     from gnnpar.planner import planned as planner
 
+    def yaml_of(name: str) -> JsonObject:
+        return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
+
     try:
-        return planner.plan_of(planned, partial(strategy_yaml, overrides), settings)
+        return planner.plan_of(planned, yaml_of, settings)
     except ValueError as error:  # for example, the chosen strategy does not take the codec
         raise ConfigError(f"{planned.chosen.label}: {' '.join(str(error).split())}") from error
 
@@ -151,11 +142,7 @@ def candidates(planned: Planned, measured: Mapping[str, float] = {}) -> list[Jso
 
 
 def by_measuring(
-    planned: Planned,
-    settings: Settings,
-    count: int,
-    overrides: Sequence[str],
-    say: Callable[[str], None],
+    planned: Planned, settings: Settings, count: int, overrides: Sequence[str], say: Callable[[str], None]
 ) -> tuple[Planned, dict[str, float]]:
     """Launch `count` plans. Return the answer with the fastest first, and label -> measured seconds per epoch."""
     from gnnpar.planner import halving
@@ -167,12 +154,9 @@ def by_measuring(
         raise ConfigError(f"--measure={count} launches plans of one number of ranks; leave fewer=true out")
     with config_errors():
         halving.check(settings, ranks, count)
+        launch = halving.launcher(overrides, ranks)
         return halving.halved(
-            planned,
-            count,
-            lambda e: plan_of(replace(planned, evaluated=(e,)), overrides, settings),
-            halving.launcher(overrides, ranks),
-            say,
+            planned, count, lambda e: plan_of(replace(planned, evaluated=(e,)), overrides, settings), launch, say
         )
 
 
@@ -183,13 +167,9 @@ def search_of(overrides: Sequence[str]) -> tuple[list[str], Searching]:
     """Return the other overrides, and search=NAME budget=N fewer=true as arguments of planned()."""
     from gnnpar.planner.search.named import BUDGET, DEFAULT, names
 
-    asked, rest = {"search": DEFAULT, "budget": str(BUDGET), "fewer": "false"}, list[str]()
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key in asked:
-            asked[key] = value
-        else:
-            rest.append(override)
+    asked = {"search": DEFAULT, "budget": str(BUDGET), "fewer": "false"}
+    rest = [o for o in overrides if not sets([o], *asked)]
+    asked |= {key_of(o): o.partition("=")[2] for o in overrides if o not in rest}
     name, budget, fewer = asked.values()
     if name not in (known := names()):
         if name in _BASELINES:
@@ -238,8 +218,3 @@ def refuse_strategy(overrides: Sequence[str]) -> None:
     for asked in overrides:
         if group_of(asked) in ("strategy", "plan"):
             raise ConfigError(f"{asked}: gnnpar plan chooses the strategy; leave it out, or use gnnpar train")
-
-
-def strategy_yaml(overrides: Sequence[str], name: str) -> JsonObject:
-    """Return the resolved YAML of a strategy under these overrides."""
-    return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
