@@ -73,14 +73,15 @@ class ConfigError(ValueError):
 
 
 @contextmanager
-def config_errors() -> Iterator[None]:
-    """Raise a ValueError of the block as a ConfigError of one line."""
+def config_errors(where: str = "") -> Iterator[None]:
+    """Raise a ValueError of the block as a ConfigError of one line. where: its first words, also of a ConfigError."""
     try:
         yield
-    except ConfigError:
-        raise
     except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        if isinstance(error, ConfigError) and not where:
+            raise
+        line = str(error) if isinstance(error, ConfigError) else " ".join(str(error).split())
+        raise ConfigError(f"{where}: {line}" if where else line) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,10 +315,8 @@ def build_settings(config: JsonObject, names: Mapping[str, str], study: str = ""
         values |= {name: path_of(values[name], name).absolute() for name in ("data_dir", "cache_dir")}
     from gnnpar.parallel.strategy import check_members  # imports torch, which the strategy's module has imported
 
-    try:
+    with config_errors(f"strategy={names.get('strategy')}"):
         check_members(values["strategy"])
-    except ValueError as error:
-        raise ConfigError(f"strategy={names.get('strategy')}: {error}") from error
     for group, members in _MEMBERS.items():
         if lacking := _lacking(values[group], members):
             kind = type(values[group])
@@ -378,7 +377,7 @@ def construct(cls: type[T], node: JsonObject, path: str = "") -> T:
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path and path + ': '}{' '.join(str(error).split())}") from error
 
 
 def _construct_values(

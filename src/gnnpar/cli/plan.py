@@ -121,10 +121,8 @@ def plan_of(planned: Planned, overrides: Sequence[str], settings: Settings) -> P
     def yaml_of(name: str) -> JsonObject:
         return compose([*overrides, f"strategy={name}"]).resolved["strategy"]
 
-    try:
+    with config_errors(planned.chosen.label):  # for example, the chosen strategy does not take the codec
         return planner.plan_of(planned, yaml_of, settings)
-    except ValueError as error:  # for example, the chosen strategy does not take the codec
-        raise ConfigError(f"{planned.chosen.label}: {' '.join(str(error).split())}") from error
 
 
 def candidates(planned: Planned, measured: Mapping[str, float] = {}) -> list[JsonObject]:

@@ -46,10 +46,8 @@ def run(argv: list[str]) -> int:
     if "RANK" in os.environ:
         raise ConfigError("a study starts its own ranks and cannot join those of torchrun; start it once, without")
     study = read_study(file := file_of(options.study))
-    try:
+    with config_errors(str(options.study)):
         reports.check(study)
-    except ConfigError as error:
-        raise ConfigError(f"{options.study}: {error}") from error
     variants = study.variants()
     jobs = study.jobs(variants)
     folder = options.folder or Path("multirun") / options.study.stem
@@ -108,10 +106,8 @@ def check(file: Path, variants: Sequence[Variant]) -> None:
     with progress_lines(lambda: f"{file}: looking at {len(variants):,} variants"):
         for variant in variants:
             where = " and ".join(variant.keys)
-            try:
+            with config_errors(f"{file}: {where}"):
                 settings = compose(variant.overrides, partial(refuse_classes, file, variant))
-            except ConfigError as error:
-                raise ConfigError(f"{file}: {where}: {error}") from error
             key = job_key(settings.resolved, settings.names)
             if key in seen:
                 other = seen[key].name or "the base"

@@ -17,7 +17,7 @@ import yaml
 
 from gnnpar.config.inputs import key_of
 from gnnpar.files import JsonObject
-from gnnpar.settings import ConfigError, Count, closest, construct, show
+from gnnpar.settings import ConfigError, Count, closest, config_errors, construct, show
 
 Mode = Literal["grid", "one_at_a_time", "leave_one_out"]
 Overrides = tuple[str, ...]
@@ -225,15 +225,13 @@ class Study:
 def read_study(file: Path) -> Study:
     """Read a study. Raise ConfigError that names the file, the key and the problem."""
     data = _read(file)
-    try:
+    with config_errors(str(file)):
         if isinstance(run := data.get("run", {}), dict):
             data = {key: value for key, value in data.items() if key != "run"} | run
         if "methods_of" in data:
             data = _with_methods(file.parent, data)
         _check_shape(data)
         return construct(Study, data)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {str(error).removeprefix(': ')}") from error
 
 
 def _read(file: Path) -> JsonObject:
