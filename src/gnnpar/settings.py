@@ -440,7 +440,9 @@ def checked(hint: Any, value: object, path: str) -> Any:  # Any: a type in any f
         if isinstance(value, str) and _PLAIN.fullmatch(value):
             return checked(hint, json.loads(value), path)
         allowed = describe(hint) or error.errors()[0]["msg"]
-        raise ConfigError(f"{path}={show(value)} must be {allowed}{_closest_literal(hint, value)}") from None
+        words = [str(a) for o in _options(hint) if typing.get_origin(o) is Literal for a in typing.get_args(o)]
+        meant = closest(value, words) if isinstance(value, str) else ""
+        raise ConfigError(f"{path}={show(value)} must be {allowed}{meant}") from None
 
 
 _NUMBERS_END = 2**63
@@ -494,11 +496,6 @@ def show(value: object) -> str:
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     text = "\\n".join(text.splitlines())
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _closest_literal(hint: object, value: object) -> str:
-    literals = [str(a) for o in _options(hint) if typing.get_origin(o) is Literal for a in typing.get_args(o)]
-    return closest(value, literals) if isinstance(value, str) else ""
 
 
 def _options(hint: object) -> tuple[object, ...]:

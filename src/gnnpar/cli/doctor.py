@@ -46,11 +46,10 @@ def diagnose() -> dict[str, JsonDict]:
     from gnnpar.comm.process import backends
     from gnnpar.launch.emulated.paced import trial
 
-    named = versions() | {"torch": torch.__version__}
     packages = ("torch_geometric", "hydra-core", "pymetis", "scipy", "wandb")
+    named = versions() | {"torch": torch.__version__} | {name: installed(name) for name in packages}
     return {
-        "versions": {k: v or "not installed" for k, v in named.items()}
-        | {name: installed(name) or "not installed" for name in packages},
+        "versions": {name: version or "not installed" for name, version in named.items()},
         "devices": devices(),
         "backends": {name: "yes" if there else "not in this torch" for name, there in backends().items()}
         | {"threads": "yes"},

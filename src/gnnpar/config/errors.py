@@ -49,8 +49,11 @@ def hydra_line(error: Exception, argv: Sequence[str]) -> str | None:
     if isinstance(error, OverrideParseException):
         return f"{error.override} is no override; write key=value, +key=value to add a key, group=option to choose"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
-        known = (ConfigError, JobFailed, OSError, MemoryError, RecursionError)
-        return None if isinstance(error, known) else _internal_line(text, argv)
+        if isinstance(error, (ConfigError, JobFailed, OSError, MemoryError, RecursionError)):
+            return None
+        if none := [each for each in argv if each.endswith("=null") and is_installed_group(each[:-5])]:
+            return f"{none[0]}: a group is chosen by a name, and ~{none[0][:-5]} chooses none; leave it out"
+        return f"an override, or a key of hydra, cannot be used ({text[:200]}); correct it, or leave it out"
     if match := re.search(r"Could not override '([^']+)'", text):
         return no_such_key(match[1], argv)
     if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
@@ -80,14 +83,6 @@ def _yaml_line(error: YAMLError) -> str:
     if not isinstance(error, MarkedYAMLError) or mark is None:
         return f"a file is no YAML ({' '.join(str(error).split())[:200]}); correct it"
     return f"{os.path.relpath(mark.name)} is no YAML: {error.problem} in line {mark.line + 1}; correct it"
-
-
-def _internal_line(text: str, argv: Sequence[str]) -> str:
-    """Return the line for an unexpected value, for which Hydra raises TypeError, ValueError and others."""
-    none = [override for override in argv if override.endswith("=null") and is_installed_group(override[:-5])]
-    if none:
-        return f"{none[0]}: a group is chosen by a name, and ~{none[0][:-5]} chooses none; leave it out"
-    return f"an override, or a key of hydra, cannot be used ({text[:200]}); correct it, or leave it out"
 
 
 def _elsewhere(key: str) -> str:
