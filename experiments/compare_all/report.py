@@ -22,11 +22,11 @@ from cells import VERDICTS, Cells, Row, Rows, best_baseline, by_cell, difference
 
 from gnnpar.report import exports
 from gnnpar.report.comparison import Comparison, compare
+from gnnpar.report.exports import group_table
 from gnnpar.report.formatting import interval
-from gnnpar.report.page.page import write_page
+from gnnpar.report.page import write_page
 from gnnpar.report.runs import collect
 from gnnpar.report.statistics import mean, non_inferiority
-from gnnpar.report.table import group_table
 from studies import QUICK, STUDIES, TRIALS, listed, num_runs
 
 FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg", "deep.svg")

@@ -215,7 +215,7 @@ class Compared:
 
     def page(self, file: str | os.PathLike[str]) -> Path:
         """Write the self-contained page of `gnnpar compare --html`."""
-        from gnnpar.report.page.page import write_page
+        from gnnpar.report.page import write_page
 
         return write_page(self._comparison(), path_of(file, "file"))
 

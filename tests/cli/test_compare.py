@@ -16,7 +16,7 @@ from conftest import Run
 from gnnpar.cli import compare
 from gnnpar.comm.world import Links
 from gnnpar.report import runs as reading
-from gnnpar.report.rows import table_rows
+from gnnpar.report.comparison import table_rows
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.result import epoch_time
 

@@ -9,7 +9,7 @@ import pytest
 
 from gnnpar.report import formatting as words
 from gnnpar.report.comparison import compare
-from gnnpar.report.page.page import context, render
+from gnnpar.report.page import context, render
 from gnnpar.report.runs import collect
 from gnnpar.training.result.result import epoch_time
 from planted_runs import DROP, Plant, accurate

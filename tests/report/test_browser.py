@@ -17,7 +17,7 @@ import pytest
 
 from conftest import ROOT
 from gnnpar.report.comparison import compare
-from gnnpar.report.page.page import write_page
+from gnnpar.report.page import write_page
 from gnnpar.report.runs import collect
 from gnnpar.track.keys import PHASES
 from planted_runs import DROP, Plant, accurate, plant, real_run

@@ -16,9 +16,9 @@ import pytest
 
 from gnnpar import report
 from gnnpar.cli import compare as command
+from gnnpar.report.comparison import table_rows
+from gnnpar.report.exports import Table
 from gnnpar.report.latex import TEXT_WIDTH, _tex, as_latex
-from gnnpar.report.rows import table_rows
-from gnnpar.report.table import Table
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 from planted_runs import DROP, Plant, accurate, real_run

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gnnpar.report import colours, plots
-from gnnpar.report.axes import log_axis
+from gnnpar.report.colours import groups_in_colour, six_parts, strategies_in_colour
 from gnnpar.report.comparison import compare
-from gnnpar.report.emphasis import groups_in_colour, six_parts, strategies_in_colour
-from gnnpar.report.page.page import context, render, write_page
+from gnnpar.report.page import context, render, write_page
+from gnnpar.report.plots import log_axis
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError
 from gnnpar.track.keys import BYTE_PHASES, PHASES

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gnnpar.report import exports, terminal
 from gnnpar.report.comparison import Comparison, compare
+from gnnpar.report.exports import group_table, row_table
 from gnnpar.report.groups import MARGIN
 from gnnpar.report.latex import as_latex
 from gnnpar.report.runs import collect
-from gnnpar.report.table import group_table, row_table
 from gnnpar.settings import ConfigError
 from gnnpar.track.console import say
 
@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
     else:
         show(comparison, group)
     if options.html:
-        from gnnpar.report.page.page import write_page
+        from gnnpar.report.page import write_page
 
         _say(options, f"page -> {os.path.relpath(write_page(comparison, options.html))}")
     if options.figures:

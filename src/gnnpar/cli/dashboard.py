@@ -12,7 +12,8 @@ from pathlib import Path
 
 from gnnpar.files import JsonObject, read_json, require_writable, write_text_atomic
 from gnnpar.report import dashboard
-from gnnpar.report.rows import table_rows
+from gnnpar.report.comparison import table_rows
+from gnnpar.report.exports import Table
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.track.console import complain, num_bytes, say, seconds
@@ -97,12 +98,16 @@ def place_of(folders: Sequence[Path], entity: str) -> tuple[str, str, str]:
     return places[0]
 
 
-def table_of(results: Sequence[tuple[Path, JsonObject]]) -> list[list[str]]:
-    """Return the heading and a row for each completed run."""
-    table: list[list[str]] = [list(TABLE)]
-    for row in (each for each in table_rows(results, baseline="single") if each["status"] == "completed"):
-        names = [str(row[name]) for name in ("strategy", "model", "dataset", "seed", "world_size")]
-        took = seconds(row["epoch_seconds"]) + " (no statement on speed)" * row["oversubscribed"]
-        test = "" if row["test_at_best_val"] is None else f"{row['test_at_best_val']:.4f}"
-        table.append([*names, took, num_bytes(row["bytes_per_epoch"]), test])
-    return table
+def table_of(results: Sequence[tuple[Path, JsonObject]]) -> Table:
+    """Return a line for each completed run."""
+    rows = [row for row in table_rows(results, baseline="single") if row["status"] == "completed"]
+    cells = [
+        [
+            *(str(row[name]) for name in ("strategy", "model", "dataset", "seed", "world_size")),
+            seconds(row["epoch_seconds"]) + (" (no statement on speed)" if row["oversubscribed"] else ""),
+            num_bytes(row["bytes_per_epoch"]),
+            "" if row["test_at_best_val"] is None else f"{row['test_at_best_val']:.4f}",
+        ]
+        for row in rows
+    ]
+    return Table(list(TABLE), [True] * len(TABLE), cells, set())

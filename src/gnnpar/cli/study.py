@@ -26,7 +26,7 @@ from gnnpar.report import study as reports
 from gnnpar.report.columns import Runs, timeless
 from gnnpar.report.comparison import compare
 from gnnpar.report.figures import on_paper
-from gnnpar.report.page.page import write_page
+from gnnpar.report.page import write_page
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError, config_errors
 from gnnpar.targets import foreign_in, refuse_foreign

@@ -9,7 +9,7 @@ from gnnpar.report import formatting as words
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import is_busy
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS
-from gnnpar.track.console import seconds
+from gnnpar.track.console import num_bytes, seconds
 from gnnpar.track.text import counted
 
 _SURE = 0.2  # relative error above which a prediction counts as misleading
@@ -28,16 +28,17 @@ def answers(groups: Sequence[Group], baseline: str) -> list[str]:
 
 
 def _answer(rivals: Sequence[Group], baseline: str) -> str:
-    meaningful = _meaningful(rivals)
+    meaningful = [group for group in rivals if group.epoch_seconds is not None and not group.timeless]
     if not meaningful:
         return (
             "no strategy is faster or slower by these runs: their ranks are threads, or have more threads than cores. "
             f"Bytes and accuracy stand: {_least_sent(rivals)}"
         )
-    timed = [group for group in meaningful if group.speedup is not None and _is_fair(group)]
+    timed = [group for group in meaningful if group.speedup is not None and group.is_fair]
     if len(timed) < 2:
         return f"not settled, as no ratio is fair: {_reason(meaningful, baseline)}. {_least_sent(rivals)}"
-    if any(group.ratio_busy and not _is_clear(group) for group in timed if group.first["world_size"] > 1):
+    doubtful = [g for g in timed if g.speedup and g.ratio_busy and not (g.speedup.low > 1 or g.speedup.high < 1)]
+    if any(group.first["world_size"] > 1 for group in doubtful):
         return f"not settled, as {_busy(timed)[0]}: train again on a quiet machine. {_least_sent(rivals)}"
     usable = [group for group in timed if group.verdict != "inferior"]
     best = max(usable or timed, key=_speedup)
@@ -79,11 +80,6 @@ def _open(best: Group, timed: Sequence[Group], baseline: str) -> str:
     return f"{settled}. Other machines and links: gnnpar plan topology=NAME"
 
 
-def _is_clear(group: Group) -> bool:
-    """Return True if the interval of the speed-up lies on one side of 1."""
-    return group.speedup is not None and (group.speedup.low > 1 or group.speedup.high < 1)
-
-
 def _busy(timed: Sequence[Group]) -> list[str]:
     """Return how many of the runs with a known load began on a busy machine."""
     runs = [run for group in timed for run in group.completed if run.get("load")]
@@ -93,7 +89,7 @@ def _busy(timed: Sequence[Group]) -> list[str]:
 
 def _tag(rivals: Sequence[Group]) -> list[str]:
     """Return the planner's choice and its reason, if another strategy is at least 5 % faster."""
-    timed = [group for group in rivals if group.speedup is not None and not group.timeless and _is_fair(group)]
+    timed = [group for group in rivals if group.speedup is not None and not group.timeless and group.is_fair]
     tags = [group for group in timed if group.first["strategy"] == "tag"]
     if not tags:
         return []
@@ -114,10 +110,6 @@ def _tag(rivals: Sequence[Group]) -> list[str]:
     return [f"{chose}: it expected {took} an epoch of its choice, and more of the others"]
 
 
-def _is_fair(group: Group) -> bool:
-    return all(row["why_no_ratio"] != "unfair" for row in group.rows)
-
-
 def _reason(meaningful: Sequence[Group], baseline: str) -> str:
     why = next((group.why_no_speedup for group in meaningful if group.why_no_speedup), f"{baseline} alone has a time")
     return f"{why}; train strategy={baseline} in the same sweep" if why.startswith("no completed run") else why
@@ -129,21 +121,13 @@ def _evidence(group: Group, baseline: str) -> str:
     return ratio if group.verdict in ("", "baseline") else f"{ratio}; accuracy {group.verdict}"
 
 
-def _meaningful(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with a meaningful time."""
-    return [group for group in groups if group.epoch_seconds is not None and not group.timeless]
-
-
 def _least_sent(rivals: Sequence[Group]) -> str:
-    sent = {
-        group: value
-        for group in rivals
-        if group.first["world_size"] > 1 and (value := group.mean("bytes_per_epoch")) is not None
-    }
+    several = [group for group in rivals if group.first["world_size"] > 1]
+    sent = [(value, group) for group in several if (value := group.mean("bytes_per_epoch")) is not None]
     if not sent:
         return "nothing is sent by one rank"
-    least = min(sent, key=lambda group: sent[group])
-    return f"{_name(least)} sends least, {words.size(sent[least])} an epoch"
+    value, least = min(sent, key=lambda pair: pair[0])
+    return f"{_name(least)} sends least, {num_bytes(value)} an epoch"
 
 
 def _speedup(group: Group) -> float:
@@ -152,5 +136,4 @@ def _speedup(group: Group) -> float:
 
 
 def _name(group: Group) -> str:
-    ranks = f"on {counted(group.first['world_size'], 'rank')}"
-    return f"{group.title} {ranks}"
+    return f"{group.title} on {counted(group.first['world_size'], 'rank')}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
 import math
 import operator
 import statistics as plain
@@ -21,9 +20,9 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from gnnpar.config.study import Study
-from gnnpar.files import Json, JsonObject
+from gnnpar.files import Json, JsonObject, read_json
 from gnnpar.report.formatting import NOTHING, interval
-from gnnpar.report.runs import no_speed
+from gnnpar.report.runs import no_speed, value_at
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Estimate, family, geometric_mean, mean
 from gnnpar.settings import ConfigError, closest, show
 from gnnpar.training.result.result import epoch_time, schema_path
@@ -126,10 +125,9 @@ class Samples(NamedTuple):
 
     def refuse_few(self, study: Study) -> None:
         """Raise ConfigError if a study of methods has fewer blocks or seeds than an interval needs."""
-        blocks, seeds = study.blocks, len(study.seed_list)
-        unit, there, fewest = "seeds", seeds, FEWEST_SEEDS
+        unit, there, fewest = "seeds", len(study.seed_list), FEWEST_SEEDS
         if self.timed or self.how == "geometric":
-            unit, there, fewest = "blocks", blocks if blocks > 1 else seeds, FEWEST_BLOCKS
+            unit, there, fewest = "blocks", study.blocks if study.blocks > 1 else there, FEWEST_BLOCKS
         if there < fewest and study.methods:
             raise ConfigError(f"an interval needs run.{unit}={fewest}, not {there}")
 
@@ -238,7 +236,7 @@ class Cell:
         if name.partition(".")[0] not in _keys():
             known = [*MEASURES, *SHORT, *FUNCTIONS]
             raise ConfigError(f"{name} is no column{closest(name, known)}; there are {', '.join(known)}")
-        found = {pair: _under(result, name) for pair, result in self.results().items()}
+        found = {pair: value_at(result, name.split(".")) for pair, result in self.results().items()}
         if text := next((each for each in found.values() if isinstance(each, str)), ""):
             return text
         return Samples({pair: (float(each), "") for pair, each in found.items() if isinstance(each, int | float)})
@@ -250,29 +248,19 @@ def timeless(study: Study, result: JsonObject) -> bool:
 
 
 def _combined(left: Value, right: Value, of: Callable[[float, float], float]) -> Value:
-    match left, right:
-        case Samples(), Samples():
-            return left.paired(right, of)
-        case Samples(), float():
-            return left.apply(lambda number: of(number, right))
-        case float(), Samples():
-            return right.apply(lambda number: of(left, number))
-        case float(), float():
-            return of(left, right)
-    return None
-
-
-def _under(result: Json | JsonObject, name: str) -> Json:
-    found = result
-    for key in name.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, str | int | float) else None
+    if isinstance(left, Samples) and isinstance(right, Samples):
+        return left.paired(right, of)
+    if isinstance(left, Samples) and isinstance(right, float):
+        return left.apply(lambda number: of(number, right))
+    if isinstance(left, float) and isinstance(right, Samples):
+        return right.apply(lambda number: of(left, number))
+    return of(left, right) if isinstance(left, float) and isinstance(right, float) else None
 
 
 @cache
-def _keys() -> frozenset[str]:
-    """Return the keys of result.json."""
-    return frozenset(json.loads(schema_path().read_text(encoding="utf-8"))["properties"])
+def _keys() -> JsonObject:
+    """Return the keys of result.json with their schemas."""
+    return read_json(schema_path())["properties"]
 
 
 def is_name(study: Study, text: str) -> bool:

@@ -3,13 +3,13 @@ by the `wandb-workspaces` package (extra [dashboard]). A panel shows only metric
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from gnnpar.files import JsonDict
-from gnnpar.report.exports import markdown_cell
+from gnnpar.report.exports import Table, as_markdown
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 from gnnpar.track.text import one_line
 from gnnpar.track.wandb import AXES, GIGABYTES
@@ -78,22 +78,16 @@ def workspace(sections: dict[str, list[Panel]], *, entity: str, project: str, st
         entity=entity,
         project=project,
         name=f"gnnpar {study}",
-        sections=[
-            ws.Section(name=name, panels=list(map(plot, panels)), is_open=True) for name, panels in sections.items()
-        ],
+        sections=[ws.Section(name=key, panels=[*map(plot, panels)], is_open=True) for key, panels in sections.items()],
         runset_settings=ws.RunsetSettings(filters=of_study(study), groupby=[ws.Metric("JobType")]),
     )
 
 
-def report(
-    sections: dict[str, list[Panel]], table: Sequence[Sequence[str]], *, entity: str, project: str, study: str
-) -> Built:
-    """Return a report of the table, with headings in its first row, and the same panels."""
+def report(sections: dict[str, list[Panel]], table: Table, *, entity: str, project: str, study: str) -> Built:
+    """Return a report of the table and the same panels."""
     import wandb_workspaces.reports.v2 as wr
 
-    head, *rows = ["| " + " | ".join(map(markdown_cell, row)) + " |" for row in table]
-    rule = "|" + " --- |" * len(table[0])
-    blocks: list[Built] = [wr.MarkdownBlock("\n".join([head, rule, *rows]))]
+    blocks: list[Built] = [wr.MarkdownBlock(as_markdown(table).rstrip("\n"))]
     for name, panels in sections.items():
         # without entity and project, a run set belongs to the report's project
         runs = wr.Runset(name=study, filters=of_study(study), groupby=["JobType"])  # pyright: ignore[reportPrivateImportUsage]

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is_exact, resumed_from, title, value_at
 from gnnpar.track.text import counted
@@ -64,30 +63,17 @@ def unequal_accuracy(a: Result, b: Result) -> list[str]:
     return [name for name in differences(a, b) if name not in TIME_ONLY]
 
 
-@dataclass(frozen=True, eq=False)
-class Baseline:
-    """The strategy to compare with: each configuration uses one of `ranked`, in ratios and verdicts. ranked: its
-    configurations, by exactness (rounding to bf16 counts as exact, rule 2), then a core per thread, then speed."""
+Ranked = Sequence[Sequence[Result]]
 
-    strategy: str
-    ranked: Sequence[Sequence[Result]]
 
-    @staticmethod
-    def of(strategy: str, results: Sequence[Result]) -> Baseline:
-        found: dict[Hashable, list[Result]] = {}
-        for run in baselines(strategy, results):
-            if run["status"] == "completed":
-                found.setdefault(configuration_of(run), []).append(run)
-        return Baseline(strategy, sorted(found.values(), key=_rank))
-
-    def runs_for(self, runs: Sequence[Result]) -> Sequence[Result]:
-        """Return the baseline's runs to compare one configuration with: runs with fair times, else with fair
-        accuracies, else with the fewest differences."""
-        for unequal in (differences, unequal_accuracy):
-            for bases in self.ranked:
-                if any(not unequal(run, base) for run in runs for base in bases):
-                    return bases
-        return min(self.ranked, key=lambda bases: nearest_of(runs, bases), default=())
+def ranked_baselines(strategy: str, results: Sequence[Result]) -> Ranked:
+    """Return the completed runs of the strategy to compare with, by configuration: by exactness (rounding to bf16
+    counts as exact, rule 2), then a core per thread, then speed."""
+    found: dict[Hashable, list[Result]] = {}
+    for run in baselines(strategy, results):
+        if run["status"] == "completed":
+            found.setdefault(configuration_of(run), []).append(run)
+    return sorted(found.values(), key=_rank)
 
 
 def _rank(runs: Sequence[Result]) -> tuple[bool, bool, float]:
@@ -96,9 +82,14 @@ def _rank(runs: Sequence[Result]) -> tuple[bool, bool, float]:
     return not close, runs[0]["oversubscribed"], statistics.geometric_mean(times) if times else math.inf
 
 
-def nearest_of(runs: Sequence[Result], bases: Sequence[Result]) -> int:
-    """Return the number of differences of the most similar pair."""
-    return min(len(differences(run, base)) for run in runs for base in bases)
+def base_of(runs: Sequence[Result], ranked: Ranked) -> Sequence[Result]:
+    """Return the baseline's runs to compare one configuration with, in ratios and verdicts: runs with fair times, else
+    with fair accuracies, else with the fewest differences."""
+    for unequal in (differences, unequal_accuracy):
+        for bases in ranked:
+            if any(not unequal(run, base) for run in runs for base in bases):
+                return bases
+    return min(ranked, key=lambda bases: min(len(differences(r, b)) for r in runs for b in bases), default=())
 
 
 def ratio_of(
@@ -141,8 +132,7 @@ def exact_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
 
 def warnings(results: Sequence[Result], baseline: str) -> list[str]:
     """Return one line for each difference that makes the comparison unfair."""
-    bases = [run for runs in Baseline.of(baseline, results).ranked for run in runs]
-    bases = [base for base in bases if epoch_time(base) is not None]
+    bases = [run for runs in ranked_baselines(baseline, results) for run in runs if epoch_time(run) is not None]
     unequal: dict[tuple[str, str], list[str]] = {}
     apart: list[str] = []
     for result in results:
@@ -155,12 +145,11 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
             apart.append(name)
             continue
         for what in (each for each in names if each != "session"):
-            ours, nearest_value = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
-            values = f" ({ours}; {baseline} {nearest_value})" if ours and nearest_value else ""
+            ours, theirs = (_short(value_at(r, FAIR[what])) for r in (result, nearest))
+            values = f" ({ours}; {baseline} {theirs})" if ours and theirs else ""
             unequal.setdefault((what, values), []).append(name)
-    lines = [
-        f"{_names(runs)}: no run of {baseline} with equal {what}{values}" for (what, values), runs in unequal.items()
-    ]
+    alone = f"no run of {baseline} with equal"
+    lines = [f"{_names(runs)}: {alone} {what}{values}" for (what, values), runs in unequal.items()]
     if apart:
         lines.append(f"{_names(apart)}: timed in another session than {baseline}, not side by side with it")
     return lines
@@ -173,26 +162,22 @@ def exchanged(results: Sequence[Result]) -> list[str]:
     for result in results:
         mine = configuration_of(result)
         names[mine] = title(result)
-        for what, seed in (("graph", _seed_of_graph(result)), ("split", _seed_of_split(result))):
+        for what, seed in _data_seeds(result).items():
             data.setdefault((mine, what, seed), set()).add(str(value_at(result, FAIR[what])))
     several = dict.fromkeys((names[mine], what) for (mine, what, _), found in data.items() if len(found) > 1)
     return [f"{name}: runs of one configuration are of several {what}s; the data has changed" for name, what in several]
 
 
-def _seed_of_graph(result: Result) -> int | None:
-    """Return the run's seed if the graph or its standardised features depend on it, else None."""
-    dataset = value_at(result, ("settings", "dataset"))
+def _data_seeds(result: Result) -> dict[str, int | None]:
+    """Return the run's seed if the graph (with its standardised features), the split (masks or pairs) depend on it,
+    else None."""
+    seed, dataset = result["seed"], value_at(result, ("settings", "dataset"))
     if not isinstance(dataset, Mapping):
-        return result["seed"]
-    follows = dataset.get("graph_seed", 0) is None or dataset.get("normalize") == "standard"
-    return result["seed"] if follows else None
-
-
-def _seed_of_split(result: Result) -> int | None:
-    """Return the run's seed if masks or pairs depend on it, else None."""
-    dataset, task = (value_at(result, ("settings", group)) or {} for group in ("dataset", "task"))
-    drawn = [dataset.get("split_seed"), dataset.get("split_index"), dataset.get("graph_seed", 0)]
-    return result["seed"] if None in (*drawn, task.get("split_seed", 0)) else None
+        return {"graph": seed, "split": seed}
+    graph_seed, task = dataset.get("graph_seed", 0), value_at(result, ("settings", "task")) or {}
+    drawn = (graph_seed, dataset.get("split_seed"), dataset.get("split_index"), task.get("split_seed", 0))
+    follows = graph_seed is None or dataset.get("normalize") == "standard"
+    return {"graph": seed if follows else None, "split": seed if None in drawn else None}
 
 
 def remarks(results: Sequence[Result]) -> list[str]:
@@ -201,9 +186,8 @@ def remarks(results: Sequence[Result]) -> list[str]:
     for name, path in WATCHED.items():
         counts = Counter(str(value_at(result, path) or "unknown") for result in results)
         if len(counts) > 1:
-            lines.append(
-                f"{len(counts)} {name}: " + ", ".join(f"{v} ({counted(n, 'run')})" for v, n in counts.most_common())
-            )
+            shown = ", ".join(f"{value} ({counted(n, 'run')})" for value, n in counts.most_common())
+            lines.append(f"{len(counts)} {name}: {shown}")
     return lines
 
 
@@ -222,7 +206,5 @@ def _names(runs: Sequence[str]) -> str:
 
 def _short(value: object) -> str:
     """Return a value for a line: '' for nested settings, eight digits of a hash."""
-    if value is None or isinstance(value, (Mapping, list)):
-        return ""
-    text = str(value)
+    text = "" if value is None or isinstance(value, (Mapping, list)) else str(value)
     return text[:8] if len(text) == 64 else text

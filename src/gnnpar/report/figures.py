@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gnnpar.files import JsonDict, open_atomic, write_text_atomic
 from gnnpar.report import colours, curves, plots
 from gnnpar.report.comparison import Comparison
-from gnnpar.report.emphasis import strategies_in_colour
 from gnnpar.report.exports import as_csv
 from gnnpar.report.formatting import marked
-from gnnpar.report.groups import Group
+from gnnpar.report.groups import Group, by_arena
 from gnnpar.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -55,17 +54,16 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--figures {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = strategies_in_colour(comparison.groups, comparison.baseline)
-    tint = colours.of_strategies(chosen, [row["strategy"] for row in comparison.rows])
+    tint = colours.tints(comparison.groups, comparison.baseline)
     data: dict[str, tuple[str, Callable[[Sequence[Group]], Rows]]] = {  # file -> picture, lines of the csv
         "speedup": ("speed-up", _speedups),
         "breakdown": ("breakdown", lambda groups: _parts(groups, "breakdown_seconds", curves.breakdown_of)),
         "bytes": ("bytes", lambda groups: _parts(groups, "bytes_per_epoch", curves.bytes_of)),
-        "accuracy_time": ("accuracy against time", lambda groups: _curves(groups, chosen, "seconds")),
-        "accuracy_bytes": ("accuracy against bytes", lambda groups: _curves(groups, chosen, "bytes")),
+        "accuracy_time": ("accuracy against time", lambda groups: _curves(groups, tint, "seconds")),
+        "accuracy_bytes": ("accuracy against bytes", lambda groups: _curves(groups, tint, "bytes")),
     }
     names = curves.tasks(comparison.groups)
-    tasks = {name: [group for group in comparison.groups if group.arena == arena] for arena, name in names.items()}
+    tasks = {names[arena]: groups for arena, groups in by_arena(comparison.groups).items()}
     drawn = {task: plots.pictures(groups, tint, comparison.baseline, pale=False) for task, groups in tasks.items()}
     files: list[Path] = []
     with on_paper():
@@ -136,11 +134,11 @@ def _parts(groups: Sequence[Group], field: str, parts_of: curves.Parts) -> Rows:
     ]
 
 
-def _curves(groups: Sequence[Group], chosen: Sequence[str], axis: str) -> Rows:
+def _curves(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Rows:
     """Return one row per evaluation: the mean over runs (run empty), and each run of configurations in colour."""
     shown = [g for g in groups if not (axis == "seconds" and g.timeless)]  # without times that do not measure speed
     rows: Rows = []
-    for line in curves.lines(shown, chosen, axis):
+    for line in curves.lines(shown, tint, axis):
         group = line.group
         named = _named(group) | {"label": line.label, "in_colour": line.in_colour}
         target = "" if group.target is None else 100 * group.target

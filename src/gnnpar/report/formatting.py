@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from gnnpar.files import JsonObject
-from gnnpar.report.groups import Group
-from gnnpar.report.runs import no_speed
+from gnnpar.report.groups import Group, Median
+from gnnpar.report.runs import no_speed, times_of
 from gnnpar.report.statistics import Estimate
-from gnnpar.report.targets import Median
 from gnnpar.track.console import num_bytes, seconds
 
 NOTHING = "-"
@@ -58,12 +57,19 @@ def marked(text: str, busy: bool) -> str:
     return f"{text} busy" if busy and text != NOTHING else text
 
 
-def time_of(group: Group) -> str:
-    return NOTHING if group.epoch_seconds is None else marked(seconds(group.epoch_seconds.value), group.time_busy)
+def epoch_of(group: Group) -> str:
+    text = known(group.epoch_seconds and group.epoch_seconds.value, seconds)
+    return bracketed(marked(text, group.time_busy), group.timeless)
 
 
 def speedup_of(group: Group) -> str:
     return marked(ratio(group.speedup), group.ratio_busy)
+
+
+def speedup_parts(group: Group) -> tuple[str, str]:
+    """Return the speed-up and its interval."""
+    value, _, interval = ratio(group.speedup).partition(" ")
+    return bracketed(marked(value, group.ratio_busy), group.timeless), interval
 
 
 def seconds_to_target(group: Group) -> str:
@@ -72,13 +78,12 @@ def seconds_to_target(group: Group) -> str:
 
 def race(group: Group, rivals: Sequence[Group]) -> str:
     """Return '2 of 3 to target, 3.1 s; graph_parallel 1.2 s' if another group reaches the target earlier, else ''."""
-    known = [(g.seconds_to_target, g) for g in rivals if g.seconds_to_target is not None and not g.timeless]
-    mine = next((ends.low for ends, g in known if g is group), 0.0)
-    before = [(ends.high, g) for ends, g in known if ends.high < mine]
+    ends = {g: g.seconds_to_target for g in rivals if g.seconds_to_target is not None and not g.timeless}
+    before = [g for g in ends if group in ends and ends[g].high < ends[group].low]
     if not before:
         return ""
-    first = min(before, key=lambda pair: pair[0])[1]
-    place = f"{len(before) + 1} of {len(known)} to target"
+    first = min(before, key=lambda g: ends[g].high)
+    place = f"{len(before) + 1} of {len(ends)} to target"
     return f"{place}, {seconds_to_target(group)}; {first.title} {seconds_to_target(first)}"
 
 
@@ -86,12 +91,8 @@ def bracketed(text: str, grey: bool) -> str:
     return f"({text})" if grey and text != NOTHING else text
 
 
-def number(value: float | None, form: str) -> str:
-    return NOTHING if value is None else format(value, form)
-
-
-def size(value: float | None) -> str:
-    return NOTHING if value is None else num_bytes(value)
+def known(value: float | None, text: Callable[[float], str] = num_bytes) -> str:
+    return NOTHING if value is None else text(value)
 
 
 def runs_of(group: Group) -> str:
@@ -107,10 +108,6 @@ def verdict_of(group: Group) -> str:
     if group.verdict == "not inferior" and group.control_verdict == "not inferior":
         return "not inferior, nor is the control"
     return group.verdict or NOTHING
-
-
-def control_of(group: Group) -> str:
-    return NOTHING if group.control or group.verdict == "baseline" else group.control_verdict
 
 
 def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tuple[str, str], list[str]]:
@@ -171,28 +168,24 @@ def row_name(row: JsonObject) -> str:
     return " ".join(filter(None, (row["strategy"], row["variant"], row["settings"])))
 
 
-def times_of(row: JsonObject) -> str:
-    return f"{row['provenance']} {row['links']}".strip()
-
-
 # columns of a table of groups: heading -> whether it is text, the cell of a group
 GROUP_COLUMNS: Mapping[str, tuple[bool, Callable[[Group], str]]] = {
     "strategy": (True, lambda group: group.title),
     **{name: (True, lambda group, name=name: group.first[name]) for name in ("exactness", "model", "dataset")},
     "ranks": (False, lambda group: group.ranks),
     "runs": (False, runs_of),
-    "epoch": (False, lambda group: bracketed(time_of(group), group.timeless)),
+    "epoch": (False, epoch_of),
     "speed-up": (False, lambda group: bracketed(speedup_of(group), group.timeless)),
-    "sent/epoch": (False, lambda group: size(group.mean("bytes_per_epoch"))),
-    "peak/rank": (False, lambda group: size(group.peak_bytes)),
+    "sent/epoch": (False, lambda group: known(group.mean("bytes_per_epoch"))),
+    "peak/rank": (False, lambda group: known(group.peak_bytes)),
     "test at best val, %": (False, lambda group: interval(group.accuracy)),
     "difference": (False, lambda group: interval(group.difference, signed=True)),
     "verdict": (True, verdict_of),
-    "control": (True, control_of),
+    "control": (True, lambda g: NOTHING if g.control or g.verdict == "baseline" else g.control_verdict),
     "to target": (False, lambda group: bracketed(seconds_to_target(group), group.timeless)),
     "sent to target": (False, lambda group: to_target(group.bytes_to_target, "B")),
-    "cosine": (False, lambda group: number(group.mean("gradient_cosine"), ".4f")),
-    "error": (False, lambda group: number(group.mean("gradient_error"), ".2g")),
+    "cosine": (False, lambda group: known(group.mean("gradient_cosine"), "{:.4f}".format)),
+    "error": (False, lambda group: known(group.mean("gradient_error"), "{:.2g}".format)),
     "times": (True, lambda group: times_of(group.first)),
 }
 

@@ -1,5 +1,6 @@
 """One row per group: runs that differ only in seed and block, with intervals (protocol, rules 5, 11, 12, 13). Speed-ups
-are formed inside blocks, accuracies paired by seed. Incomplete runs are counted, never dropped."""
+are formed inside blocks, accuracies paired by seed. Incomplete runs are counted, never dropped; runs that never reach
+the target on validation are censored."""
 
 from __future__ import annotations
 
@@ -10,20 +11,33 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 from gnnpar.files import JsonDict, JsonObject
 from gnnpar.report import statistics
-from gnnpar.report.fairness import Baseline, exact_runs_of, unequal_accuracy, why_unequal
-from gnnpar.report.runs import Result, configuration_of, is_control, no_speed, resumed_from
+from gnnpar.report.fairness import base_of, exact_runs_of, ranked_baselines, unequal_accuracy, why_unequal
+from gnnpar.report.runs import (
+    Result,
+    configuration_of,
+    differing_keys,
+    is_control,
+    no_speed,
+    resumed_from,
+    times_of,
+)
 from gnnpar.report.statistics import Estimate
-from gnnpar.report.targets import Median, Reached, median, reached, target_of
+from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import goodness
-from gnnpar.track.text import counted
 
-K = TypeVar("K", bound=Hashable)  # a seed, or a seed and a block
 MARGIN = 0.3  # points of accuracy
 _ARENA = ("dataset", "task", "model", "optim", "precision", "first_layer", "epochs", "eval_every")
+
+
+class Median(NamedTuple):
+    """Bounds of a median: equal if it is known, high=inf if half of the runs never reached the target."""
+
+    low: float
+    high: float
 
 
 @dataclass(eq=False)
@@ -35,7 +49,7 @@ class Group:
     arena: str  # must be equal for any comparison: data, model, optimizer, budget
     changed: str = ""  # settings outside the strategy that distinguish groups of the same name
     times: dict[Hashable, float] = field(default_factory=dict)
-    accuracies: dict[int, float] = field(default_factory=dict)
+    accuracies: dict[Hashable, float] = field(default_factory=dict)
     epoch_seconds: Estimate | None = None
     speedup: Estimate | None = None
     time_busy: bool = False  # other load disturbed all runs with times; ratio_busy: with ratios
@@ -66,6 +80,10 @@ class Group:
         return no_speed(self.first)
 
     @property
+    def is_fair(self) -> bool:
+        return all(row["why_no_ratio"] != "unfair" for row in self.rows)
+
+    @property
     def title(self) -> str:
         """Strategy and distinguishing settings."""
         return " ".join(filter(None, (self.first["strategy"], self.first["variant"], self.changed)))
@@ -82,7 +100,6 @@ class Group:
 
     @property
     def metric(self) -> str:
-        """Name of the metric."""
         return self.results[0]["metric"]["name"]
 
     @property
@@ -92,9 +109,8 @@ class Group:
     @property
     def peak_bytes(self) -> float | None:
         """Largest peak of memory of a rank, over all runs."""
-        return max(
-            (row["memory_peak_bytes"] for row in self.rows if row["memory_peak_bytes"] is not None), default=None
-        )
+        peaks = (row["memory_peak_bytes"] for row in self.rows)
+        return max((peak for peak in peaks if peak is not None), default=None)
 
     def mean(self, column: str) -> float | None:
         """Return the mean of a column of `table_rows` over the completed runs that have it, or None."""
@@ -113,18 +129,24 @@ def grouped(
     """Return groups by task. rows: from table_rows; margin: in points; target: on validation, instead of rule 13's."""
     ordered = timed_groups(results, rows)
     everything = [result for _, result in results]
-    reference = Baseline.of(baseline, everything)
-    by_arena: dict[str, list[Result]] = {}
-    for base in exact_runs_of(baseline, everything):
-        by_arena.setdefault(arena_of(base), []).append(base)
+    ranked = ranked_baselines(baseline, everything)
+    exact = [(arena_of(base), base) for base in exact_runs_of(baseline, everything)]
     for group in ordered:
-        _accuracy(group, reference.runs_for(group.results), baseline, margin)
-        fixed = target if target is not None else target_of(by_arena.get(group.arena, ()))
-        _to_target(group, fixed)
-    _controls(ordered)
-    for arena in dict.fromkeys(group.arena for group in ordered):
-        _bold([group for group in ordered if group.arena == arena and not group.control])
+        _accuracy(group, base_of(group.results, ranked), baseline, margin)
+        known = target_of([base for arena, base in exact if arena == group.arena])
+        _to_target(group, known if target is None else target)
+    for same in by_arena(ordered).values():
+        _controls(same)
+        _bold([group for group in same if not group.control])
     return ordered
+
+
+def by_arena(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """Return arena -> its groups."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.arena, []).append(group)
+    return found
 
 
 def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict]) -> list[Group]:
@@ -134,17 +156,11 @@ def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict
         group = groups.setdefault(configuration_of(result), Group([], [], arena_of(result)))
         group.rows.append(row)
         group.results.append(result)
-    order = {arena: i for i, arena in enumerate(dict.fromkeys(group.arena for group in groups.values()))}
-    ordered = sorted(groups.values(), key=lambda group: order[group.arena])
+    ordered = [group for same in by_arena(groups.values()).values() for group in same]
     _distinguish(ordered)
     for group in ordered:
         _times(group)
     return ordered
-
-
-def repeated(groups: Iterable[Group]) -> bool:
-    """Return True if any configuration has several seeds or blocks."""
-    return any(len({(row["seed"], row["block"]) for row in group.rows}) > 1 for group in groups)
 
 
 def arena_of(result: Result) -> str:
@@ -160,29 +176,22 @@ def _distinguish(groups: Sequence[Group]) -> None:
         group.changed = group.first["settings"]
         same_name.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
     for same in same_name.values():
-        facts = [(g.results[0]["hardware"], f"{g.first['provenance']} {g.first['links']}".strip()) for g in same]
-        differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
+        facts = [{"hardware": g.results[0]["hardware"], "times": times_of(g.first)} for g in same]
+        differ = differing_keys(facts)
         for group, known in zip(same, facts, strict=True):
-            words = [group.changed, *(fact for fact, differs in zip(known, differ, strict=True) if differs)]
+            words = [group.changed, *(known[key] for key in differ)]
             words += ["begun otherwise"] if resumed_from(group.results[0]) else []
             group.changed = " ".join(filter(None, words))
 
 
 def _times(group: Group) -> None:
     """Compute the epoch time over blocks, and the geometric mean of the ratios inside them."""
-    seconds: dict[Hashable, list[float]] = {}
-    ratios: dict[Hashable, list[float]] = {}
     timed = [row for row in group.rows if row["status"] == "completed" and row["epoch_seconds"]]
     compared = [row for row in timed if row["ratio"] is not None]
-    times_of, group.time_busy = quiet(timed, "busy")
-    ratios_of, group.ratio_busy = quiet(compared, "ratio_busy")
-    for row in times_of:
-        seconds.setdefault((row["seed"], row["block"]), []).append(row["epoch_seconds"])
-    for row in ratios_of:
-        ratios.setdefault((row["seed"], row["block"]), []).append(row["ratio"])
-    group.left_out = len({(row["seed"], row["block"]) for row in compared} - ratios.keys())
-    group.times = {block: _middle(values) for block, values in seconds.items()}
-    group.ratios = {block: _middle(values) for block, values in ratios.items()}
+    times, group.time_busy = quiet(timed, "busy")
+    ratios, group.ratio_busy = quiet(compared, "ratio_busy")
+    group.times, group.ratios = _by_block(times, "epoch_seconds"), _by_block(ratios, "ratio")
+    group.left_out = len(_by_block(compared, "ratio")) - len(group.ratios)
     group.epoch_seconds = statistics.geometric_mean(list(group.times.values())) if group.times else None
     group.speedup = statistics.geometric_mean(list(group.ratios.values())) if group.ratios else None
     reasons = Counter(row["why_no_ratio"] for row in group.rows)
@@ -195,9 +204,12 @@ def quiet(rows: Sequence[JsonDict], column: str) -> tuple[Sequence[JsonDict], bo
     return undisturbed or rows, bool(rows) and not undisturbed
 
 
-def _middle(values: Sequence[float]) -> float:
-    """Return the geometric mean of the runs of a block; a single value unchanged."""
-    return values[0] if len(values) == 1 else plain.geometric_mean(values)
+def _by_block(rows: Sequence[JsonDict], column: str) -> dict[Hashable, float]:
+    """Return (seed, block) -> geometric mean of its runs; a single value unchanged."""
+    found: dict[Hashable, list[float]] = {}
+    for row in rows:
+        found.setdefault((row["seed"], row["block"]), []).append(row[column])
+    return {block: xs[0] if len(xs) == 1 else plain.geometric_mean(xs) for block, xs in found.items()}
 
 
 def _accuracy(group: Group, bases: Sequence[Result], baseline: str, margin: float) -> None:
@@ -242,18 +254,46 @@ def _to_target(group: Group, target: float | None) -> None:
     group.target = target
     if target is None:
         return
-    ends = [reached(Path(row["folder"]), r, target) for row, r in zip(group.rows, group.results, strict=True)]
-    known: list[Reached] = [end for end in ends if end is not None]
-    rows = quiet(group.rows, "busy")[0]
-    timed = [end for end, row in zip(ends, group.rows, strict=True) if end is not None and row in rows]
-    group.seconds_to_target = median([end.seconds for end in timed], [end.censored for end in timed])
-    group.bytes_to_target = median([end.bytes for end in known], [end.censored for end in known])
+    ends = [(row, end) for row in group.rows if (end := reached(Path(row["folder"]), group.metric, target))]
+    idle = quiet(group.rows, "busy")[0]
+    group.seconds_to_target = median([(seconds, censored) for row, (seconds, _, censored) in ends if row in idle])
+    group.bytes_to_target = median([(sent, censored) for _, (_, sent, censored) in ends])
+
+
+def target_of(exact: Sequence[Result]) -> float | None:
+    """Return the mean best validation of the exact baseline worse by one standard deviation over runs."""
+    best = [r["metric"]["best_val"] for r in exact if r["metric"]["best_val"] is not None]
+    if not best:
+        return None
+    slack = plain.stdev(best) if len(best) > 1 else 0.0
+    return plain.fmean(best) - goodness(exact[0]["metric"]["name"], slack)
+
+
+def reached(folder: Path, metric: str, target: float) -> tuple[float, float, bool] | None:
+    """Return training seconds and bytes sent until a run first validates at `target`, or to its end, and whether it
+    is censored, that is, never reaches the target; None without rows in metrics.jsonl."""
+    known = ("time/train_seconds", "comm/total_bytes_so_far")
+    rows = [row for row in read_rows(folder) if all(row.get(name) is not None for name in known)]
+    if not rows:
+        return None
+    evaluated = (row for row in rows if row.get("metric/val") is not None)
+    end = next((row for row in evaluated if goodness(metric, row["metric/val"] - target) >= 0), None)
+    seconds, sent = ((end or rows[-1])[name] for name in known)
+    return seconds, sent, end is None
+
+
+def median(ends: Sequence[tuple[float, bool]]) -> Median | None:
+    """Return bounds of the median of (value, censored): censored values may be anywhere above. None without values."""
+    if not ends:
+        return None
+    low = plain.median(value for value, _ in ends)
+    return Median(low, plain.median(math.inf if censored else value for value, censored in ends))
 
 
 def _controls(groups: Sequence[Group]) -> None:
-    """Set the verdict of the negative control on the same task, if possible with as many ranks."""
+    """Set the verdict of the negative control of a task, if possible with as many ranks."""
+    controls = [group for group in groups if group.control]
     for group in groups:
-        controls = [c for c in groups if c.control and c.arena == group.arena]
         equal = [c for c in controls if c.first["world_size"] == group.first["world_size"]]
         verdicts = [c.verdict or "unpaired" for c in equal or controls]
         passing = [v for v in verdicts if v == "not inferior"]
@@ -269,18 +309,13 @@ def _bold(groups: Sequence[Group]) -> None:
     good = [{seed: goodness(group.metric, each) for seed, each in group.accuracies.items()} for group in accurate]
     _mark(accurate, "accuracy", good, fewest=statistics.FEWEST_SEEDS)
     timed = [group for group in groups if group.ratios and not group.timeless]
-    unfair = any(row["why_no_ratio"] == "unfair" for group in timed for row in group.rows)
-    unfair = unfair or any(group.ratio_busy for group in timed)
-    if not unfair and len({group.first["provenance"] for group in timed if group.first["world_size"] > 1}) < 2:
-        _mark(
-            timed,
-            "speedup",
-            [{k: math.log(v) for k, v in group.ratios.items()} for group in timed],
-            fewest=statistics.FEWEST_BLOCKS,
-        )
+    logs = [{block: math.log(ratio) for block, ratio in group.ratios.items()} for group in timed]
+    clear = all(group.is_fair and not group.ratio_busy for group in timed)
+    if clear and len({group.first["provenance"] for group in timed if group.first["world_size"] > 1}) < 2:
+        _mark(timed, "speedup", logs, fewest=statistics.FEWEST_BLOCKS)
 
 
-def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[K, float]], *, fewest: int) -> None:
+def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[Hashable, float]], *, fewest: int) -> None:
     if len(groups) < 2:
         return
     level = 1 - 0.05 / (len(groups) - 1)
@@ -290,90 +325,3 @@ def _mark(groups: Sequence[Group], column: str, values: Sequence[Mapping[K, floa
         if i != best and not (pairs and statistics.mean(pairs, level=level, fewest=fewest).low > 0):
             return
     groups[best].best.add(column)
-
-
-def notes(groups: Sequence[Group]) -> list[str]:
-    """Return a line for each task with epochs of many steps in some rows only, with too few runs, or with a negative
-    control that is absent or passes."""
-    lines = []
-    for arena in dict.fromkeys(group.arena for group in groups):
-        here = [group for group in groups if group.arena == arena]
-        task = f"{here[0].first['dataset']}/{here[0].first['model']}"
-        batches = dict.fromkeys(group.first["strategy"] for group in here if _takes_many_steps(group))
-        if batches and not all(map(_takes_many_steps, here)):
-            lines.append(f"{task}: an epoch of {', '.join(batches)} is many steps: compare time to target, not epochs")
-        rivals = [group for group in here if not group.control]
-        if few := too_few(rivals):
-            lines.append(f"{task}: {few}")
-        claims = [group for group in rivals if group.verdict in CLAIMS]
-        if not claims:
-            continue
-        controls = {group.control_verdict for group in claims}
-        if "not inferior" in controls:
-            lines.append(
-                f"{task}: dataset unfit for the claim: the negative control (codec=drop) is not inferior either"
-            )
-        elif "none" in controls:
-            lines.append(f"{task}: no negative control, so equal accuracy proves little; train codec=drop beside it")
-        elif controls & {"inconclusive", "unpaired", "not enough runs"}:
-            lines.append(f"{task}: the negative control is inconclusive; train more seeds")
-    return list(dict.fromkeys(lines))  # list a line once for two settings of a task
-
-
-CLAIMS = ("not inferior", "inferior", "inconclusive")  # verdicts supported by enough runs
-
-
-def too_few(groups: Sequence[Group]) -> str:
-    """Return a line on a verdict or interval that needs more runs, or ''."""
-    seeds = [g.difference.n for g in groups if g.difference and g.verdict == "not enough runs"]
-    blocks = [g.speedup.n for g in groups if g.speedup and g.speedup.n < statistics.FEWEST_BLOCKS]
-    lines = []
-    if seeds:
-        lines.append(f"{counted(max(seeds), 'seed')}; a verdict on accuracy needs {statistics.FEWEST_SEEDS}")
-    if blocks:
-        block = "undisturbed block" if any(g.time_busy for g in groups) else "block"
-        lines.append(f"{counted(max(blocks), block)}; an interval of a speed-up needs {statistics.FEWEST_BLOCKS}")
-    return "not enough runs: " + ", and ".join(lines) if lines else ""
-
-
-def _takes_many_steps(group: Group) -> bool:
-    """Return True if a step sees a batch, not all training nodes."""
-    return bool((group.results[0].get("settings", {}).get("strategy") or {}).get("batch_size"))
-
-
-def cells(group: Group) -> JsonDict:
-    """Return the group as plain data, None for unknown values; accuracies in percent, differences in points."""
-    first, done = group.first, group.completed
-    copied = (
-        "strategy",
-        "variant",
-        "exactness",
-        "model",
-        "dataset",
-        "world_size",
-        "threads_per_rank",
-        "provenance",
-        "links",
-        "oversubscribed",
-        "metric",
-    )
-    cells: JsonDict = {name: first[name] for name in copied}
-    cells |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": len(done)}
-    cells |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
-    cells |= {"busy": group.time_busy, "speedup_busy": group.ratio_busy}
-    means = ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error")
-    cells |= {name: group.mean(name) for name in means}
-    cells |= {"why_no_speedup": group.why_no_speedup, "why_no_difference": group.why_no_difference}
-    cells |= _estimate("accuracy", group.accuracy, "seeds") | _estimate("difference", group.difference, "pairs")
-    cells |= {"verdict": group.verdict, "control_verdict": group.control_verdict, "target": group.target}
-    for name, value in (("seconds_to_target", group.seconds_to_target), ("bytes_to_target", group.bytes_to_target)):
-        low, high = value or (None, math.inf)
-        cells |= {name: low, f"{name}_high": high if high < math.inf else None}
-    return cells | {"best": " ".join(sorted(group.best))}
-
-
-def _estimate(name: str, estimate: Estimate | None, count: str = "") -> JsonDict:
-    low, high = (estimate.low, estimate.high) if estimate else (math.nan, math.nan)
-    cells: JsonDict = {name: estimate and estimate.value}
-    cells |= {f"{name}_{end}": value if math.isfinite(value) else None for end, value in (("low", low), ("high", high))}
-    return cells | ({count: estimate.n if estimate else 0} if count else {})

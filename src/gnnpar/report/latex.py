@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
+from gnnpar.report.exports import Table
 from gnnpar.report.formatting import NOTHING
-from gnnpar.report.table import Table
 
 TEXT_WIDTH = 345.0  # points: \textwidth of the article class at 10 pt
 _CHARACTER, _SEPARATION = 4.25, 6.0  # points: of \footnotesize, and between two columns
@@ -17,23 +17,8 @@ _LONGEST = 27  # longest text on one line, in characters
 _WRAPPED = rf">{{\raggedright\arraybackslash\hangindent=1em}}p{{{_CHARACTER * _LONGEST:.0f}pt}}"
 _GROUPS = ("dataset", "model")  # headings above rows
 # columns to drop on a narrow page, in this order; a verdict never appears without its control
-_DISPENSABLE = (
-    ("error",),
-    ("cosine",),
-    ("times",),
-    ("exactness",),
-    ("sent to target",),
-    ("to target",),
-    ("peak/rank",),
-    ("status",),
-    ("runs",),
-    ("verdict", "control"),
-    ("seed",),
-    ("epoch",),
-    ("ranks",),
-    ("sent/epoch",),
-    ("difference",),
-)
+_DISPENSABLE = ["error", "cosine", "times", "exactness", "sent to target", "to target", "peak/rank", "status", "runs"]
+_DISPENSABLE += ["verdict and control", "seed", "epoch", "ranks", "sent/epoch", "difference"]
 _NUMBER = r"[+-]?\d+(?:\.\d+)?"
 _FACTORS = {
     **{"ms": ("time", Decimal("0.001")), "s": ("time", Decimal(1))},
@@ -67,20 +52,20 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     table = table.only([i for i in range(len(table.headings)) if i not in grouping])
     left_out: list[str] = []
     columns = [_columns(table, i) for i in range(len(table.headings))]
-    for names in () if keep else _DISPENSABLE:
-        if _width(columns) > TEXT_WIDTH:
-            left_out += [name for name in names if name in table.headings]
-            kept = [i for i, name in enumerate(table.headings) if name not in names]
+    for names in [] if keep else _DISPENSABLE:
+        widths = [column.width for several in columns for column in several]
+        if _CHARACTER * sum(widths) + _SEPARATION * (len(widths) - 1) > TEXT_WIDTH:
+            left_out += [name for name in names.split(" and ") if name in table.headings]
+            kept = [i for i, name in enumerate(table.headings) if name not in left_out]
             table, columns = table.only(kept), [columns[i] for i in kept]
     flat = [column for several in columns for column in several]
     rows = [" & ".join(cells) + r" \\" for cells in zip(*(column.cells for column in flat), strict=True)]
-    body = list(rows)
-    if grouping:
-        body = []
-        for k, key in enumerate(dict.fromkeys(keys)):
-            body += [r"\addlinespace"] * bool(k)
+    body: list[str] = []
+    for key in dict.fromkeys(keys):
+        if grouping:
+            body += [r"\addlinespace"] * bool(body)
             body.append(rf"\multicolumn{{{len(flat)}}}{{@{{}}l}}{{\textit{{{_tex(key)}}}}} \\")
-            body += [row for row, of in zip(rows, keys, strict=True) if of == key]
+        body += [row for row, of in zip(rows, keys, strict=True) if of == key]
     above = [f"% everywhere: {name} {value}" for name, value in constant.items()]
     above += [f"% left out, the page is too narrow: {', '.join(left_out)}; --columns chooses"] * bool(left_out)
     above += [f"% {note}" for note in notes]
@@ -100,11 +85,6 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     return "\n".join(lines) + "\n"
 
 
-def _width(columns: Sequence[Sequence[Column]]) -> float:
-    widths = [column.width for several in columns for column in several]
-    return _CHARACTER * sum(widths) + _SEPARATION * (len(widths) - 1)
-
-
 def _columns(table: Table, i: int) -> list[Column]:
     """Return the formatted column; two for values with intervals in brackets."""
     headings, texts, lines, bold = table
@@ -119,11 +99,11 @@ def _columns(table: Table, i: int) -> list[Column]:
         broken = [cell.replace(r"\_", r"\_\allowbreak{}") if len(cell) > _LONGEST else cell for cell in shown]
         return [column._replace(spec=_WRAPPED, width=_LONGEST, cells=broken)]
     if any(re.fullmatch(rf"{_NUMBER} \[.*\]", cell) for cell in cells):
-        parts = [cell.partition(" [") for cell in cells]
-        values = _numbers(headings[i], "", [value for value, _, _ in parts], marked)
-        intervals = [mark.strip() + rest for _, mark, rest in parts]
+        values, marks, ends = zip(*(cell.partition(" [") for cell in cells), strict=True)
+        intervals = [mark.strip() + end for mark, end in zip(marks, ends, strict=True)]
         shown = [_tex(text) for text in intervals]
-        return [values, _column("l", "95 %", "", intervals, shown)._replace(heading=(r"{95 \%}", ""))]
+        column = _column("l", "95 %", "", intervals, shown)._replace(heading=(r"{95 \%}", ""))
+        return [_numbers(headings[i], "", values, marked), column]
     unit = Counter(match[1] for cell in cells if (match := re.search(r"\d ([a-zA-Z]+)$", cell))).most_common(1)
     if unit and unit[0][0] in _FACTORS:
         return [_numbers(headings[i], unit[0][0], [_in_unit(cell, unit[0][0]) for cell in cells], marked)]

@@ -6,22 +6,80 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gnnpar.report import colours, curves
 from gnnpar.report import formatting as words
-from gnnpar.report.axes import linear_axis, log_axis, scale_of, spread_apart
-from gnnpar.report.curves import Line
-from gnnpar.report.emphasis import OTHER, cut
+from gnnpar.report.colours import OTHER
 from gnnpar.report.groups import Group
 from gnnpar.report.statistics import Estimate
 from gnnpar.track.console import num_bytes, seconds
 
+_LEAST = 1e-300  # smallest value on a logarithmic scale
 _LABELS = {"exposed_wire": "exposed, wire", "exposed_skew": "exposed, skew", "host": "host, off the device"}
 _TEXT_OF: Mapping[str, Callable[[float], str]] = {"seconds": seconds, "bytes": num_bytes}
+_UNITS = {
+    "seconds": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+}
 _TICK = 9  # percent of a track between two labels
 _LINE = 6  # percent of a picture of curves between two labels
 _HOVERED = 20  # points of a curve with their values under the cursor
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale from low to high with its ticks."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Return the place of a value in percent of the scale."""
+        low, x, high = (self._on(each) for each in (self.low, value, self.high))
+        return round(100 * (x - low) / (high - low), 2)
+
+    def _on(self, value: float) -> float:
+        return math.log(max(value, _LEAST)) if self.log else value
+
+    def labels(self) -> list[tuple[float, str]]:
+        """Return places and texts of the ticks, at least _TICK percent apart."""
+        found: list[tuple[float, str]] = []
+        for tick in self.ticks:
+            if not found or self.at(tick) - found[-1][0] >= _TICK:
+                found.append((self.at(tick), f"{tick:g}"))
+        return found
+
+
+def linear_axis(low: float, high: float) -> Axis:
+    """Return a scale with at most six round ticks."""
+    span = high - low or 1.0
+    unit = 10.0 ** math.floor(math.log10(span / 2))
+    step = next(unit * k for k in (1, 2, 5, 10) if span <= 5 * unit * k)
+    ticks = [k * step for k in range(math.ceil(low / step), math.floor((low + span) / step) + 1)]
+    return Axis(low, low + span, ticks)
+
+
+def log_axis(values: Sequence[float]) -> Axis:
+    """Return a logarithmic scale that holds all values but NaN."""
+    known = [max(value, _LEAST) for value in values if value == value]
+    room = max(1.1, (max(known) / min(known)) ** 0.06)
+    low, high = min(known) / room, max(known) * room
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 1.2, 1.5, 2, 3, 5, 7) if high < 4 * low else (1, 2, 3, 5) if len(decades) < 5 else (1,)
+    ticks = [step * 10.0**k for k in decades[:: 1 + len(decades) // 10] for step in steps]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    return Axis(low, high, inside if len(inside) > 1 else linear_axis(low, high).ticks, log=True)
+
+
+def scale_of(largest: float, quantity: str) -> tuple[float, str]:
+    """Return the divisor and the unit for the largest value."""
+    if quantity == "seconds" and 60 <= largest < 600:
+        return 1.0, "s"
+    return next((unit for unit in _UNITS[quantity] if largest >= unit[0]), _UNITS[quantity][-1])
 
 
 class Mark(NamedTuple):
@@ -66,23 +124,14 @@ class Point(NamedTuple):
 
 def times(groups: Sequence[Group], tint: Mapping[str, str]) -> Picture | None:
     """Draw seconds of an epoch."""
-    shown = [
-        Point(g, g.epoch_seconds, g.times.values(), words.bracketed(words.time_of(g), g.timeless))
-        for g in groups
-        if g.epoch_seconds
-    ]
+    shown = [Point(g, g.epoch_seconds, g.times.values(), words.epoch_of(g)) for g in groups if g.epoch_seconds]
     scale, unit = scale_of(max((point.estimate.value for point in shown), default=1.0), "seconds")
     return _points(shown, tint, seconds, f"{unit} an epoch", scale=scale)
 
 
 def speedups(groups: Sequence[Group], tint: Mapping[str, str], baseline: str) -> Picture | None:
     """Draw times faster than the baseline."""
-    shown: list[Point] = []
-    for group in groups:
-        if group.speedup:
-            value, _, interval = words.ratio(group.speedup).partition(" ")
-            text = words.bracketed(words.marked(value, group.ratio_busy), group.timeless)
-            shown.append(Point(group, group.speedup, group.ratios.values(), text, interval))
+    shown = [Point(g, g.speedup, g.ratios.values(), *words.speedup_parts(g)) for g in groups if g.speedup]
     return _points(shown, tint, "{:.3f}".format, f"times faster than {baseline}", lines=[1.0])
 
 
@@ -128,15 +177,15 @@ def _points(
         grey = timed and group.timeless
         colour = colours.GREY if grey else tint[group.first["strategy"]]
         marks = [Mark("dot", on.at(x / scale), 0, colour, f"one block: {text(x)}") for x in samples]
-        value, low, high = (text(each) for each in (estimate.value, estimate.low, estimate.high))
-        hover = f"{value}, 95 % [{low}, {high}], {estimate.n} samples" if estimate.low == estimate.low else value
+        hover = text(estimate.value)
         if estimate.low == estimate.low:
+            hover += f", 95 % [{text(estimate.low)}, {text(estimate.high)}], {estimate.n} samples"
             left, right = on.at(estimate.low / scale), on.at(estimate.high / scale)
             marks.append(Mark("span", left, round(right - left, 2), colour, hover))
         kind = "hollow" if grey or group.control else "value"
         marks.append(Mark(kind, on.at(estimate.value / scale), 0, colour, hover))
         rows.append(Row(group.first["strategy"], details(group), marks, said, below))
-    return Picture(axis, on.labels(_TICK), [on.at(line / scale) for line in lines], rows, {})
+    return Picture(axis, on.labels(), [on.at(line / scale) for line in lines], rows, {})
 
 
 def stacked(
@@ -148,7 +197,7 @@ def stacked(
     totals = [sum(parts.values()) for _, parts in bars]
     scale, unit = scale_of(max(totals), quantity)
     on, text = linear_axis(0.0, max(totals) / scale), _TEXT_OF[quantity]
-    tints = {**tints} | {OTHER: colours.OTHER}
+    tints = {**tints, OTHER: colours.OF_OTHER}
     rows: list[Row] = []
     for (group, parts), total in zip(bars, totals, strict=True):
         marks, left = [], 0.0
@@ -160,20 +209,20 @@ def stacked(
         said = words.bracketed(words.marked(text(total), timed and group.time_busy), timed and group.timeless)
         rows.append(Row(group.first["strategy"], details(group), marks, said))
     keys = {_LABELS.get(part, part): tint for part, tint in tints.items() if any(parts.get(part) for _, parts in bars)}
-    return Picture(unit, on.labels(_TICK), [], rows, keys)
+    return Picture(unit, on.labels(), [], rows, keys)
 
 
 def layers(groups: Sequence[Group]) -> Picture | None:
     """Draw bytes of an epoch by layer."""
-    depth = max((len(curves.layer_bytes(group)) for group in groups), default=0)
-    tints = {f"layer {k}": colours.SHADES[k % len(colours.SHADES)] for k in range(depth)}
-    parts = {group: dict(zip(tints, curves.layer_bytes(group), strict=False)) for group in groups}
-    return stacked(curves.bars(groups, parts.get, fewer=False), tints, "bytes")
+    sent = {group: {f"layer {k}": size for k, size in enumerate(curves.layer_bytes(group))} for group in groups}
+    names = max(sent.values(), key=len, default={})
+    tints = {name: colours.SHADES[k % len(colours.SHADES)] for k, name in enumerate(names)}
+    return stacked(curves.bars(groups, sent.get, fewer=False), tints, "bytes")
 
 
 def details(group: Group) -> str:
     """Return the settings that distinguish a group, and its ranks."""
-    return cut(" ".join(filter(None, (group.first["variant"], group.changed, group.ranks))))
+    return colours.cut(" ".join(filter(None, (group.first["variant"], group.changed, group.ranks))))
 
 
 Place = tuple[float, float]
@@ -217,12 +266,12 @@ class Curves(NamedTuple):
 def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Curves | None:
     """Draw the validation metric over `axis` (seconds, bytes). At most six groups are in colour, with a label and a
     thin line for each run; other groups show the mean only, in grey."""
-    found = curves.lines(groups, [name for name, colour in tint.items() if colour != colours.GREY], axis)
+    found = curves.lines(groups, tint, axis)
     if not found:
         return None
     pale = {line.group for line in found if axis == "seconds" and line.group.timeless}
-    timed = [line for line in found if line.group not in pale] or found  # a grey curve may leave the picture
-    longest = max(curve.along(axis)[-1] for line in timed for curve in line.curves)
+    clear = [line for line in found if line.group not in pale] or found  # a grey curve may leave the picture
+    longest = max(curve.along(axis)[-1] for line in clear for curve in line.curves)
     scale, unit = scale_of(longest, axis)
     target = next((100 * group.target for group in groups if group.target is not None), None)
     heights = [y for line in found for curve in line.curves for y in curve.val]
@@ -247,7 +296,9 @@ def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Cur
             if line.averaged and k:
                 strokes.append(Stroke(strategy, path, [], colour, dash, 1, 0.25))
                 continue
-            name = _name(line, axis)
+            timed = axis == "seconds"
+            name = words.marked(line.group.name, timed and line.group.time_busy)
+            name += " (no speed)" * (timed and line.group.timeless)
             dots = [(place(x, y), f"{name}: {y:.2f} % at {_TEXT_OF[axis](x)}") for x, y in points]
             dots = dots[::-1][:: -(-len(dots) // _HOVERED)]
             strokes.append(Stroke(strategy, path, dots, colour, dash, 2.4 if line.in_colour else 1.3, 1))
@@ -258,34 +309,31 @@ def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Cur
     across = f"training time, {unit}" if axis == "seconds" else f"sent, {unit}"
     metric = f"{groups[0].first['metric'] or 'metric'} on validation, %"
     height = None if target is None else 100 - up.at(target)
-    return Curves(across, metric, on.labels(_TICK), up.labels(_TICK), height, strokes, _labelled(ends))
-
-
-def _name(line: Line, axis: str) -> str:
-    timed, group = axis == "seconds", line.group
-    return words.marked(group.name, timed and group.time_busy) + " (no speed)" * (timed and group.timeless)
+    return Curves(across, metric, on.labels(), up.labels(), height, strokes, _labelled(ends))
 
 
 def _labelled(ends: Sequence[Label]) -> list[Label]:
-    """Move labels apart, separately for coloured labels and for each other strategy."""
+    """Push labels apart, to _LINE if there is room, separately for coloured labels and for each other strategy."""
     together: dict[str, list[Label]] = {}
     for label in sorted(ends, key=lambda label: label.top):
         together.setdefault("" if label.shown else label.strategy, []).append(label)
-    return [
-        label._replace(top=round(top, 2))
-        for labels in together.values()
-        for label, top in zip(labels, spread_apart([each.top for each in labels], _LINE, 2, 98), strict=True)
-    ]
+    placed: list[Label] = []
+    for labels in together.values():
+        tops = [label.top for label in labels]
+        for _ in range(60):
+            for i in range(1, len(tops)):
+                if (missing := _LINE - (tops[i] - tops[i - 1])) > 0:
+                    tops[i] += missing / 2
+                    tops[i - 1] -= missing / 2
+            tops = [min(max(top, 2), 98) for top in tops]
+        placed += [label._replace(top=round(top, 2)) for label, top in zip(labels, tops, strict=True)]
+    return placed
 
 
 def pictures(
     groups: Sequence[Group], tint: Mapping[str, str], baseline: str, *, pale: bool = True
 ) -> dict[str, Picture | Curves | None]:
     """Return the pictures of a task by name, None without data. pale: curves over times that do not measure speed."""
-
-    def memory(group: Group) -> dict[str, float] | None:
-        return curves.live_bytes(group, list(colours.MEMORY))
-
     return {
         "time": times(groups, tint),
         "accuracy": accuracies(groups, tint, baseline),
@@ -295,5 +343,5 @@ def pictures(
         "accuracy against time": accuracy([g for g in groups if pale or not g.timeless], tint, "seconds"),
         "accuracy against bytes": accuracy(groups, tint, "bytes"),
         "layers": layers(groups),
-        "memory": stacked(curves.bars(groups, memory), colours.MEMORY, "bytes"),
+        "memory": stacked(curves.bars(groups, curves.live_bytes), colours.MEMORY, "bytes"),
     }

@@ -26,16 +26,11 @@ def collect(folders: Sequence[Path]) -> list[tuple[Path, Result]]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder; give the folder of a run or of a sweep")
-        for file in below(folder):
+        for file in sorted(folder.rglob(FILE), key=_natural):
             files.setdefault(file.resolve(), file)
     if not files:
         raise ConfigError(f"no result.json below {', '.join(map(str, folders))}; give folders that runs have left")
     return [(file.parent, _read(file)) for file in files.values()]
-
-
-def below(folder: Path) -> list[Path]:
-    """Return every result.json below a folder, in the order of their paths."""
-    return sorted(folder.rglob(FILE), key=_natural)
 
 
 def folders_of(pattern: str | os.PathLike[str]) -> list[Path]:
@@ -85,13 +80,10 @@ def flat(settings: JsonObject, prefix: str = "") -> dict[str, str]:
     return texts
 
 
-_REPEATED = ("seed", "block")  # settings that may differ between runs of one configuration
-
-
 def own_settings(result: Result) -> dict[str, str]:
     """Return the settings of a configuration, without seed, block and settings that its strategy does not read."""
     settings = result.get("settings", {})
-    left_out = {*_REPEATED, *unread(settings)}
+    left_out = {"seed", "block", *unread(settings)}
     return flat({key: value for key, value in settings.items() if key not in left_out})
 
 
@@ -124,8 +116,7 @@ def is_busy(result: Result) -> bool:
 def resumed_from(result: Result) -> tuple[int, tuple[str, ...]] | None:
     """Return the number of epochs that a resumed run trained with other settings, and these settings if they affect
     numbers; else None."""
-    found = result.get("begun_otherwise")
-    if not isinstance(found, Mapping):
+    if not isinstance(found := result.get("begun_otherwise"), Mapping):
         return None
     deciding = tuple(each for each in found.get("settings", ()) if each not in CHANGES_TIMES)
     return (found.get("epochs", 0), deciding) if deciding else None
@@ -139,20 +130,18 @@ def configuration_of(result: Result) -> Hashable:
     return (*(result[name] for name in named), *where, resumed_from(result), *settings)
 
 
-_ELSEWHERE = ("strategy", "world_size", "threads_per_rank")  # settings with columns of their own
-
-
 def distinguishing_settings(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Return for each run, as KEY=VALUE, the settings of its strategy that differ between runs of the strategy, and the
     other settings that differ between its runs with one model and dataset."""
     of_strategy = [flat(value_at(r, ("settings", "strategy")) or {}) for r in results]
-    idle: dict[str, set[str]] = {}
+    idle: dict[str, set[str]] = {}  # strategy -> settings that have a column, or that it does not read
     for r in results:
-        idle.setdefault(r["strategy"], {*_ELSEWHERE}).update(unread(r.get("settings", {})))
+        shown = {"strategy", "world_size", "threads_per_rank"}
+        idle.setdefault(r["strategy"], shown).update(unread(r.get("settings", {})))
     others = [{k: v for k, v in own_settings(r).items() if k.split(".")[0] not in idle[r["strategy"]]} for r in results]
     places = [(r["strategy"], model_of(r), dataset_of(r)) for r in results]
-    pairs = zip(_differing([r["strategy"] for r in results], of_strategy), _differing(places, others), strict=True)
-    return list(pairs)
+    variants = _differing([r["strategy"] for r in results], of_strategy)
+    return list(zip(variants, _differing(places, others), strict=True))
 
 
 def _differing(places: Sequence[Hashable], flats: Sequence[Mapping[str, str]]) -> list[str]:
@@ -160,17 +149,23 @@ def _differing(places: Sequence[Hashable], flats: Sequence[Mapping[str, str]]) -
     seen: dict[Hashable, list[Mapping[str, str]]] = {}
     for place, settings in zip(places, flats, strict=True):
         seen.setdefault(place, []).append(settings)
-    keys = {p: [k for k in {k: 0 for f in fs for k in f} if len({f.get(k) for f in fs}) > 1] for p, fs in seen.items()}
+    keys = {place: differing_keys(same) for place, same in seen.items()}
     return [
         " ".join(f"{key}={settings[key]}" for key in keys[place] if key in settings)
         for place, settings in zip(places, flats, strict=True)
     ]
 
 
+def differing_keys(flats: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys with several values."""
+    keys = dict.fromkeys(key for settings in flats for key in settings)
+    return [key for key in keys if len({settings.get(key) for settings in flats}) > 1]
+
+
 def is_control(result: Result) -> bool:
     """Return True for the negative control, which drops all rows over cut edges in training."""
-    codecs = (value_at(result, ("settings", "strategy", "codec", "_target_")),)
-    return "dropped" in result["exactness"] or any(str(codec).endswith(".Drop") for codec in codecs)
+    codec = value_at(result, ("settings", "strategy", "codec", "_target_"))
+    return "dropped" in result["exactness"] or str(codec).endswith(".Drop")
 
 
 def is_exact(result: Result) -> bool:
@@ -190,11 +185,15 @@ def no_speed(row: JsonObject) -> bool:
     return bool(row["oversubscribed"]) or row["provenance"] == "emulated"
 
 
+def times_of(row: JsonObject) -> str:
+    """Return provenance and links of a row."""
+    return f"{row['provenance']} {row['links']}".strip()
+
+
 def links(result: Result) -> str:
     """Return '2 x 1 Gbit/s' for launch=paced, '2 x by topology' if links differ, else ''."""
     paced = result.get("paced")
     if not paced:
         return ""
-    rate = paced["rates"]["host_gbps"]
-    by_topology = isinstance(rate, list) or paced["rates"]["link_gbps"]
-    return f"{paced['hosts']} x " + ("by topology" if by_topology else f"{rate:g} Gbit/s")
+    rate, by_link = paced["rates"]["host_gbps"], paced["rates"]["link_gbps"]
+    return f"{paced['hosts']} x " + ("by topology" if by_link or isinstance(rate, list) else f"{rate:g} Gbit/s")

@@ -31,7 +31,9 @@ def mean(values: Sequence[float], *, level: float = _LEVEL, fewest: int = FEWEST
     x = _samples(values)
     half = math.nan
     if len(x) >= max(2, fewest):
-        half = _quantile((1 + level) / 2, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
+        from scipy.special import stdtrit  # scipy.stats takes two seconds to import
+
+        half = float(stdtrit(len(x) - 1, (1 + level) / 2)) * float(x.std(ddof=1)) / math.sqrt(len(x))
     centre = float(x.mean())
     return Estimate(centre, centre - half, centre + half, len(x))
 
@@ -80,19 +82,12 @@ def family(studies: Sequence[Sequence[float]], margin: float) -> list[Verdict]:
 
 def _p_above(x: np.ndarray) -> float:
     """Return p of Student's one-sided test that the mean of x [n] is above 0."""
-    from scipy.special import stdtr  # scipy.stats takes two seconds to import
+    from scipy.special import stdtr
 
     error = float(x.std(ddof=1)) / math.sqrt(len(x))
     if error == 0:
         return 0.0 if x.mean() > 0 else 1.0
     return float(stdtr(len(x) - 1, -float(x.mean()) / error))
-
-
-def _quantile(level: float, freedom: int) -> float:
-    """Return a quantile of Student's distribution."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, level))
 
 
 def _samples(values: Sequence[float]) -> np.ndarray:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gnnpar.config.study import Figure, Study, Table, applies
 from gnnpar.files import Json
 from gnnpar.report.columns import Cell, Runs, Samples, exact, filled, form_of, is_name
+from gnnpar.report.exports import Table as Shown
 from gnnpar.report.formatting import NOTHING
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Estimate
-from gnnpar.report.table import Table as Shown
 from gnnpar.settings import ConfigError, closest
 
 if TYPE_CHECKING:
@@ -27,22 +28,28 @@ _OF_FACTORS += ["peak_mib - peak_mib(base)", "points", "points - points(base)", 
 def check(study: Study) -> None:
     """Raise ConfigError for a column, an axis or a base of the tables or the figure that the study does not have."""
     for key, table in _tables(study).items():
-        try:
+        with _errors_at(key):
             for cells in _sections(study, {}, table, check=True):
                 _lines(cells, table)
                 _title(cells, table, [variant.place for variant in study.variants()])
-        except (ConfigError, ValueError) as error:
-            raise ConfigError(f"{key}: {error}") from error
-    try:
+    with _errors_at("headline"):
         headline(study, {})
-    except ConfigError as error:
-        raise ConfigError(f"headline: {error}") from error
     if (about := study.figure) is not None:
         _refuse_unknown("figure: ", study, (about.x, about.lines, *about.panels))
-        try:
-            filled(Cell(study, {}, study.named(study.variants()[0].place)), f"{{{about.y}:.2f}}")
-        except ConfigError as error:
-            raise ConfigError(f"figure.y: {error}") from error
+        with _errors_at("figure.y"):
+            filled(_first_cell(study, {}), f"{{{about.y}:.2f}}")
+
+
+@contextmanager
+def _errors_at(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def _first_cell(study: Study, runs: Runs) -> Cell:
+    return Cell(study, runs, study.named(study.variants()[0].place))
 
 
 def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
@@ -60,7 +67,7 @@ def tables(study: Study, runs: Runs) -> list[tuple[str, Shown]]:
 
 def headline(study: Study, runs: Runs) -> str:
     """Return the headline with its values, '' if one is unknown."""
-    text = filled(Cell(study, runs, study.named(study.variants()[0].place)), study.headline)
+    text = filled(_first_cell(study, runs), study.headline)
     return "" if text == NOTHING else text
 
 

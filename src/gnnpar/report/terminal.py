@@ -10,9 +10,9 @@ from rich.table import Table as RichTable
 
 from gnnpar.files import JsonObject
 from gnnpar.report import formatting as words
+from gnnpar.report.exports import Table, group_table, row_table
 from gnnpar.report.groups import Group
 from gnnpar.report.runs import no_speed
-from gnnpar.report.table import Table, group_table
 from gnnpar.track.console import stdout
 from gnnpar.track.text import printable
 
@@ -23,8 +23,7 @@ def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) 
     """Print one row per run. Grey times come from more threads than cores and do not measure speed."""
     columns = [each for each in words.RUN_COLUMNS if each[1] not in ("block", "gradient_cosine")]
     columns.insert(1, ("exactness", "exactness", True))
-    headings = [f"x {baseline}" if name == "speed-up" else name for name, _, _ in columns]
-    table = _table(rows, allow_unfair, headings, [text for *_, text in columns])
+    table = _table(rows, allow_unfair, row_table(rows, baseline, columns))
     reasons = list(words.blanks(rows))
     for row in rows:
         table.add_row(*(_cell(row, column, reasons) for _, column, _ in columns))
@@ -37,7 +36,7 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
     shown, constant = group_table(groups, baseline).without_constant(("model", "dataset", "runs", "times"))
     shown = shown._replace(headings=[name.replace("test at ", "test at\n") for name in shown.headings])
     shown, left_out = _fitting(shown, console.width)
-    table = _table(rows, allow_unfair, shown.headings, shown.texts)
+    table = _table(rows, allow_unfair, shown)
     for i, (group, line) in enumerate(zip(groups, shown.lines, strict=True)):
         marks = {
             f"x {baseline}": _mark(("ratio", group.why_no_speedup), reasons),
@@ -51,10 +50,8 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
         say(f"too narrow for {', '.join(left_out)}")
     if constant:
         say("everywhere: " + ", ".join(f"{name} {value}" for name, value in constant.items()))
-    targets = {f"{g.first['dataset']}/{g.first['model']}": g.target for g in groups if g.target is not None}
-    if targets:
-        texts = ", ".join(f"{task} {100 * target:.2f} %" for task, target in targets.items())
-        say(f"target on validation: {texts}")
+    if targets := {f"{g.first['dataset']}/{g.first['model']}": g.target for g in groups if g.target is not None}:
+        say("target on validation: " + ", ".join(f"{task} {100 * target:.2f} %" for task, target in targets.items()))
 
 
 # columns to drop on a narrow terminal, in this order; a verdict never appears without its control
@@ -91,10 +88,10 @@ def _mark(why: tuple[str, str], reasons: Sequence[tuple[str, str]]) -> str:
     return f" [{reasons.index(why) + 1}]" if why in reasons else ""
 
 
-def _table(rows: Sequence[JsonObject], allow_unfair: bool, headings: Sequence[str], texts: Sequence[bool]) -> RichTable:
+def _table(rows: Sequence[JsonObject], allow_unfair: bool, shown: Table) -> RichTable:
     unfair = allow_unfair and any(row["why_no_ratio"] == "unfair" for row in rows)
     table = RichTable(title=_UNFAIR if unfair else None, title_style="bold red", box=None)
-    for heading, is_text in zip(headings, texts, strict=True):
+    for heading, is_text in zip(shown.headings, shown.texts, strict=True):
         table.add_column(escape(heading), justify="left" if is_text else "right")
     return table
 
