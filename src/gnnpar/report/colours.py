@@ -7,7 +7,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from gnnpar.report.groups import Group, by_arena
+from gnnpar.report.groups import Group
+from gnnpar.report.runs import by
 from gnnpar.track.keys import BYTE_PHASES, PHASES
 
 SIX = ("#2b7bba", "#d1602b", "#16916c", "#8064b8", "#c65f98", "#a87a10")  # contrast 3:1 or more on light and dark pages
@@ -56,7 +57,7 @@ def strategies_in_colour(groups: Sequence[Group], baseline: str) -> list[str]:
     names = [baseline] if any(group.first["strategy"] == baseline for group in groups) else []
     ranks = {group: _ranks(group) for group in groups if not group.control and group.completed}
     for k in range(4):
-        for rivals in by_arena(ranks).values():
+        for rivals in by(ranks, lambda group: group.arena).values():
             best = max(rivals, key=lambda group: ranks[group][k])
             names += [best.first["strategy"]] if ranks[best][k] > -math.inf else []
     names += [group.first["strategy"] for group in sorted(ranks, key=lambda group: -ranks[group][0])]

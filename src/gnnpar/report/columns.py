@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 from gnnpar.config.study import Study
 from gnnpar.files import Json, JsonObject, read_json
 from gnnpar.report.formatting import NOTHING, interval
-from gnnpar.report.runs import no_speed, value_at
+from gnnpar.report.runs import by, no_speed, value_at
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS, Estimate, family, geometric_mean, mean
 from gnnpar.settings import ConfigError, closest, show
 from gnnpar.training.result.result import epoch_time, schema_path
@@ -102,10 +102,8 @@ class Samples(NamedTuple):
 
     def averages_by(self, place: int, average: Callable[[Sequence[float]], float] = plain.fmean) -> list[float]:
         """Return the averages by seed (0) or block (1)."""
-        found: dict[int, list[float]] = {}
-        for pair, (value, _) in sorted(self.of.items()):
-            found.setdefault(pair[place], []).append(value)
-        return [average(values) for values in found.values()]
+        same = by(sorted(self.of.items()), lambda sample: sample[0][place])
+        return [average([value for _, (value, _) in samples]) for samples in same.values()]
 
     def estimate(self) -> Estimate | None:
         """Return the geometric or the arithmetic mean, or the largest number.

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnpar.config.jobs import Job
 from gnnpar.files import JsonDict
-from gnnpar.report import groups as grouping
+from gnnpar.report import runs as reading
 from gnnpar.report.answer import answers
 from gnnpar.report.fairness import base_of, baselines, differences, ranked_baselines, ratio_of, remarks, warnings
-from gnnpar.report.groups import MARGIN, Group
-from gnnpar.report.runs import (
-    Result,
-    collect,
-    configuration_of,
-    dataset_of,
-    distinguishing_settings,
-    exactness_of,
-    flat,
-    folders_of,
-    is_busy,
-    links,
-    model_of,
-    title,
-)
+from gnnpar.report.groups import MARGIN, Group, grouped
+from gnnpar.report.runs import Result, by, collect, configuration_of, title
 from gnnpar.report.statistics import FEWEST_BLOCKS, FEWEST_SEEDS
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import FILE, read_rows
@@ -108,7 +95,7 @@ def compare(
 ) -> Comparison:
     """Return rows, groups and warnings. margin: points of accuracy; target: validation metric, by default rule 13's."""
     rows = table_rows(results, baseline=baseline, allow_unfair=allow_unfair)
-    groups = grouping.grouped(results, rows, baseline=baseline, margin=margin, target=target)
+    groups = grouped(results, rows, baseline=baseline, margin=margin, target=target)
     everything = [result for _, result in results]
     unfair, besides = warnings(everything, baseline), remarks(everything)
     return Comparison(results, rows, groups, unfair, besides, notes(groups), baseline, allow_unfair, margin)
@@ -117,22 +104,19 @@ def compare(
 def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_unfair: bool = False) -> list[JsonDict]:
     """Return the cells; ratio = epoch time of the baseline / epoch time of the run, in the same block and session."""
     everything = [result for _, result in results]
-    configurations: dict[Hashable, list[Result]] = {}
-    for result in everything:
-        configurations.setdefault(configuration_of(result), []).append(result)
     ranked = ranked_baselines(baseline, everything)
-    bases = {key: base_of(runs, ranked) for key, runs in configurations.items()}
+    bases = {key: base_of(runs, ranked) for key, runs in by(everything, configuration_of).items()}
     rows: list[JsonDict] = []
-    for (folder, result), changed in zip(results, distinguishing_settings(everything), strict=True):
+    for (folder, result), changed in zip(results, reading.distinguishing_settings(everything), strict=True):
         ratio, why, ratio_busy = ratio_of(result, bases[configuration_of(result)], baseline, allow_unfair)
         metric, fidelity, peak = result["metric"], result.get("fidelity"), result["memory_bytes"]["peak"]
         row = {
             "strategy": result["strategy"],
             "variant": changed[0],
             "settings": changed[1],
-            "exactness": exactness_of(result),
-            "model": model_of(result),
-            "dataset": dataset_of(result),
+            "exactness": reading.exactness_of(result),
+            "model": reading.model_of(result),
+            "dataset": reading.dataset_of(result),
             "seed": result["seed"],
             "block": result.get("block"),
             "world_size": result["world_size"],
@@ -148,12 +132,12 @@ def table_rows(results: Sequence[tuple[Path, Result]], *, baseline: str, allow_u
             "gradient_cosine": fidelity and fidelity["cosine"]["mean"],
             "gradient_error": fidelity and fidelity["relative_error"]["mean"],
             "provenance": result["provenance"],
-            "links": links(result),
+            "links": reading.links(result),
             "oversubscribed": result["oversubscribed"],
             "status": result["status"],
             "error": result["error"],
             "why_no_ratio": why,
-            "busy": is_busy(result),
+            "busy": reading.is_busy(result),
             "ratio_busy": ratio_busy,
             "folder": str(folder),
         }
@@ -165,7 +149,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
     """Return a line for each task with epochs of many steps in some rows only, with too few runs, or with a negative
     control that is absent or passes."""
     lines = []
-    for here in grouping.by_arena(groups).values():
+    for here in by(groups, lambda group: group.arena).values():
         task = f"{here[0].first['dataset']}/{here[0].first['model']}"
         batches = dict.fromkeys(group.first["strategy"] for group in here if _takes_many_steps(group))
         if batches and not all(map(_takes_many_steps, here)):
@@ -212,9 +196,9 @@ def load(*folders: str | os.PathLike[str], baseline: str = "single", allow_unfai
     """
     import pandas as pd
 
-    results = collect([folder for pattern in folders or (".",) for folder in folders_of(pattern)])
+    results = collect([folder for pattern in folders or (".",) for folder in reading.folders_of(pattern)])
     rows = table_rows(results, baseline=baseline, allow_unfair=allow_unfair)
-    settings = [flat(result.get("settings", {}), "settings.") for _, result in results]
+    settings = [reading.flat(result.get("settings", {}), "settings.") for _, result in results]
     return pd.DataFrame([row | setting for row, setting in zip(rows, settings, strict=True)])
 
 

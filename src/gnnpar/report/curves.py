@@ -19,40 +19,37 @@ MOST_POINTS = 80
 _NAMED = ("world_size", "threads_per_rank", "strategy", "codec", "model", "dataset")  # shown elsewhere
 
 
-class Curve(NamedTuple):
-    """Evaluations of a run: epochs, training seconds, bytes sent so far, validation metric in percent."""
+class Evaluation(NamedTuple):
+    """Epoch, from 1, with the training seconds and bytes sent until its end, and the validation metric in percent."""
 
-    epochs: Sequence[int]
-    seconds: Sequence[float]
-    bytes: Sequence[float]
-    val: Sequence[float]
+    epoch: int
+    seconds: float
+    bytes: float
+    val: float
 
-    def along(self, axis: str) -> Sequence[float]:
+    def cost(self, axis: str) -> float:
         """Return seconds or bytes, by name."""
         return self.seconds if axis == "seconds" else self.bytes
 
 
-def curve_of(folder: Path) -> Curve | None:
-    """Return at most MOST_POINTS evaluations of a run, always with the last; None without any."""
-    names = ("metric/val", "time/train_seconds", "comm/total_bytes_so_far")
+Curve = Sequence[Evaluation]
+
+
+def curve_of(folder: Path) -> Curve:
+    """Return at most MOST_POINTS evaluations of a run, always with the last."""
+    names = ("time/train_seconds", "comm/total_bytes_so_far", "metric/val")
     rows = [row for row in read_rows(folder) if all(row.get(name) is not None for name in names)]
     rows = rows[::-1][:: -(-len(rows) // MOST_POINTS) or 1][::-1]
-    val, seconds, sent = ([row[name] for row in rows] for name in names)
-    return Curve([row["epoch"] + 1 for row in rows], seconds, sent, [100 * each for each in val]) if rows else None
+    found = [(row["epoch"] + 1, *(row[name] for name in names)) for row in rows]
+    return [Evaluation(epoch, seconds, sent, 100 * val) for epoch, seconds, sent, val in found]
 
 
-def mean_curve(curves: Sequence[Curve]) -> Curve | None:
+def mean_curve(runs: Sequence[Curve]) -> Curve | None:
     """Return the mean over runs at their common epochs, up to the end of the shortest."""
-    common = [epoch for epoch in (curves[0].epochs if curves else ()) if all(epoch in c.epochs for c in curves)]
-    if len(common) < 2:
-        return None
-    places = [[curve.epochs.index(epoch) for epoch in common] for curve in curves]
-
-    def mean(field: int) -> list[float]:
-        runs = ([curve[field][i] for i in at] for curve, at in zip(curves, places, strict=True))
-        return [statistics.fmean(values) for values in zip(*runs, strict=True)]
-
-    return Curve(common, mean(1), mean(2), mean(3))
+    at = [{each.epoch: each for each in run} for run in runs]
+    common = [epoch for epoch in at[0] if all(epoch in run for run in at)]
+    means = [Evaluation(epoch, *(statistics.fmean(run[epoch][k] for run in at) for k in (1, 2, 3))) for epoch in common]
+    return means if len(means) > 1 else None
 
 
 class Line(NamedTuple):

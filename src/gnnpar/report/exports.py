@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import astuple
 from typing import NamedTuple
 
@@ -47,7 +47,19 @@ class Table(NamedTuple):
         for name, cells in zip(self.headings[1:], list(zip(*self.lines, strict=True))[1:], strict=True):
             if len(cells) > 1 and len(set(cells)) == 1 and (names is None or name in names):
                 same[name] = cells[0]
-        return self.only([i for i, name in enumerate(self.headings) if name not in same]), same
+        return self.without(same), same
+
+    def without(self, names: Container[str]) -> Table:
+        return self.only([i for i, name in enumerate(self.headings) if name not in names])
+
+    def narrowed(self, dispensable: Sequence[str], fits: Callable[[Table], bool]) -> tuple[Table, list[str]]:
+        """Drop columns in this order until the table fits, 'A and B' together; return their names, too."""
+        table, left_out = self, list[str]()
+        for names in dispensable:
+            if not fits(table):
+                left_out += [name for name in names.split(" and ") if name in table.headings]
+                table = table.without(left_out)
+        return table, left_out
 
 
 def group_table(groups: Sequence[Group], baseline: str) -> Table:
@@ -122,8 +134,8 @@ _OF_GROUPS += ("links", "oversubscribed", "metric")
 def cells(group: Group) -> JsonDict:
     """Return the group as plain data, None for unknown values; accuracies in percent, differences in points."""
     found: JsonDict = {name: group.first[name] for name in _OF_GROUPS}
-    found |= {"settings": group.changed, "control": group.control}
-    found |= {"runs": len(group.rows), "completed": len(group.completed)}
+    done = len(group.completed)
+    found |= {"settings": group.changed, "control": group.control, "runs": len(group.rows), "completed": done}
     found |= _estimate("epoch_seconds", group.epoch_seconds) | _estimate("speedup", group.speedup, "blocks")
     found |= {"busy": group.time_busy, "speedup_busy": group.ratio_busy}
     means = ("bytes_per_epoch", "memory_peak_bytes", "gradient_cosine", "gradient_error")
@@ -139,6 +151,5 @@ def cells(group: Group) -> JsonDict:
 
 def _estimate(name: str, estimate: Estimate | None, count: str = "") -> JsonDict:
     value, low, high, n = astuple(estimate) if estimate else (None, None, None, 0)
-    ends = {f"{name}_low": low, f"{name}_high": high}
-    known = {key: end if end is not None and math.isfinite(end) else None for key, end in ends.items()}
-    return {name: value, **known} | ({count: n} if count else {})
+    low, high = (end if end is not None and math.isfinite(end) else None for end in (low, high))
+    return {name: value, f"{name}_low": low, f"{name}_high": high} | ({count: n} if count else {})

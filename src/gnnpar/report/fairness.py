@@ -7,7 +7,8 @@ import statistics
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
-from gnnpar.report.runs import Result, configuration_of, is_busy, is_control, is_exact, resumed_from, title, value_at
+from gnnpar.report import runs as reading
+from gnnpar.report.runs import Result, by, configuration_of, is_busy, value_at
 from gnnpar.track.text import counted
 from gnnpar.training.result.result import epoch_time
 
@@ -55,7 +56,7 @@ def differences(a: Result, b: Result) -> list[str]:
 
 
 def _fact(result: Result, name: str) -> object:
-    return resumed_from(result) if name == "what it went on from" else value_at(result, FAIR[name])
+    return reading.resumed_from(result) if name == "what it went on from" else value_at(result, FAIR[name])
 
 
 def unequal_accuracy(a: Result, b: Result) -> list[str]:
@@ -69,11 +70,8 @@ Ranked = Sequence[Sequence[Result]]
 def ranked_baselines(strategy: str, results: Sequence[Result]) -> Ranked:
     """Return the completed runs of the strategy to compare with, by configuration: by exactness (rounding to bf16
     counts as exact, rule 2), then a core per thread, then speed."""
-    found: dict[Hashable, list[Result]] = {}
-    for run in baselines(strategy, results):
-        if run["status"] == "completed":
-            found.setdefault(configuration_of(run), []).append(run)
-    return sorted(found.values(), key=_rank)
+    completed = [run for run in baselines(strategy, results) if run["status"] == "completed"]
+    return sorted(by(completed, configuration_of).values(), key=_rank)
 
 
 def _rank(runs: Sequence[Result]) -> tuple[bool, bool, float]:
@@ -121,13 +119,13 @@ def why_unequal(names: Sequence[str], baseline: str) -> str:
 def baselines(strategy: str, results: Sequence[Result]) -> list[Result]:
     """Return the runs of a strategy to compare others with, without the negative control if possible."""
     runs = [r for r in results if r["strategy"] == strategy]
-    return [r for r in runs if not is_control(r)] or runs
+    return [r for r in runs if not reading.is_control(r)] or runs
 
 
 def exact_runs_of(strategy: str, results: Sequence[Result]) -> list[Result]:
     """Return the completed baselines to compare accuracies with; the exact ones, if there are any."""
     runs = [r for r in baselines(strategy, results) if r["status"] == "completed"]
-    return [r for r in runs if is_exact(r)] or runs
+    return [r for r in runs if reading.is_exact(r)] or runs
 
 
 def warnings(results: Sequence[Result], baseline: str) -> list[str]:
@@ -138,7 +136,7 @@ def warnings(results: Sequence[Result], baseline: str) -> list[str]:
     for result in results:
         if result["status"] != "completed" or not bases:
             continue
-        name = title(result)
+        name = reading.title(result)
         nearest = min(bases, key=lambda base: len(differences(result, base)))
         names = differences(result, nearest)
         if names == ["session"]:
@@ -161,7 +159,7 @@ def exchanged(results: Sequence[Result]) -> list[str]:
     names: dict[Hashable, str] = {}
     for result in results:
         mine = configuration_of(result)
-        names[mine] = title(result)
+        names[mine] = reading.title(result)
         for what, seed in _data_seeds(result).items():
             data.setdefault((mine, what, seed), set()).add(str(value_at(result, FAIR[what])))
     several = dict.fromkeys((names[mine], what) for (mine, what, _), found in data.items() if len(found) > 1)
@@ -193,13 +191,10 @@ def remarks(results: Sequence[Result]) -> list[str]:
 
 def _names(runs: Sequence[str]) -> str:
     """Return strategy/model, or the strategies with the models that they share, and the number of runs."""
-    models: dict[str, list[str]] = {}
-    for strategy, _, model in (name.partition("/") for name in dict.fromkeys(runs)):
-        models.setdefault(strategy, []).append(model)
-    strategies_of: dict[tuple[str, ...], list[str]] = {}
-    for strategy, names in models.items():
-        strategies_of.setdefault(tuple(names), []).append(strategy)
-    groups = [f"{', '.join(strategies)} with {', '.join(names)}" for names, strategies in strategies_of.items()]
+    pairs = by((name.partition("/") for name in dict.fromkeys(runs)), lambda pair: pair[0])
+    models = {strategy: ", ".join(model for *_, model in same) for strategy, same in pairs.items()}
+    shared = by(models, lambda strategy: models[strategy])
+    groups = [f"{', '.join(strategies)} with {names}" for names, strategies in shared.items()]
     named = runs[0] if len(set(runs)) == 1 else "; ".join(groups)
     return named if len(runs) == 1 else f"{named} ({counted(len(runs), 'run')})"
 

@@ -13,13 +13,14 @@ from gnnpar.report import colours, curves, plots
 from gnnpar.report.comparison import Comparison
 from gnnpar.report.exports import as_csv
 from gnnpar.report.formatting import marked
-from gnnpar.report.groups import Group, by_arena
+from gnnpar.report.groups import Group
+from gnnpar.report.runs import by
 from gnnpar.settings import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = ("svg", "pdf", "png")
+FORMATS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}  # form -> metadata without a date
 _WIDTH = 7.0  # inches: text width of a page, or both columns
 _CURVES = 2.8  # inches: height of a panel of curves
 _SOFT = "#5a6572"
@@ -63,7 +64,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
         "accuracy_bytes": ("accuracy against bytes", lambda groups: _curves(groups, tint, "bytes")),
     }
     names = curves.tasks(comparison.groups)
-    tasks = {names[arena]: groups for arena, groups in by_arena(comparison.groups).items()}
+    tasks = {names[arena]: groups for arena, groups in by(comparison.groups, lambda group: group.arena).items()}
     drawn = {task: plots.pictures(groups, tint, comparison.baseline, pale=False) for task, groups in tasks.items()}
     files: list[Path] = []
     with on_paper():
@@ -97,14 +98,12 @@ def _figure(path: Path, pictures: Mapping[str, plots.Picture | plots.Curves]) ->
     named = dict(pair for axes in panels for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     if named:  # legend of the parts of bars; curves have labels at their ends
         figure.legend(named.values(), named, loc="outside lower center", ncols=6)
-    files = [path.with_suffix(f".{form}") for form in FORMATS]
-    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
-    for file in files:
+    for form, without_date in FORMATS.items():
         drawn = io.BytesIO()  # matplotlib's own writers hide errors of a full disk
-        figure.savefig(drawn, format=file.suffix[1:], metadata=dates[file.suffix])
-        with open_atomic(file) as out:
+        figure.savefig(drawn, format=form, metadata=without_date)
+        with open_atomic(path.with_suffix(f".{form}")) as out:
             out.write(drawn.getvalue())
-    return files
+    return [path.with_suffix(f".{form}") for form in FORMATS]
 
 
 def _named(group: Group, busy: bool = False) -> JsonDict:
@@ -145,10 +144,10 @@ def _curves(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Rows
         metric = {"metric": group.first["metric"] or "metric", "target_percent": target}
         for k, run in enumerate(line.curves):
             which = {"run": "" if line.averaged and not k else str(k)}
-            rows += [
-                named | which | metric | {"epoch": epoch, "seconds": seconds, "bytes": sent, "percent": percent}
-                for epoch, seconds, sent, percent in zip(run.epochs, run.seconds, run.bytes, run.val, strict=True)
+            points = [
+                {"epoch": epoch, "seconds": time, "bytes": sent, "percent": val} for epoch, time, sent, val in run
             ]
+            rows += [named | which | metric | point for point in points]
     return rows
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gnnpar.files import JsonObject
 from gnnpar.report.groups import Group, Median
-from gnnpar.report.runs import no_speed, times_of
+from gnnpar.report.runs import by, no_speed, times_of
 from gnnpar.report.statistics import Estimate
 from gnnpar.track.console import num_bytes, seconds
 
@@ -112,15 +112,11 @@ def verdict_of(group: Group) -> str:
 
 def blanks(rows: Sequence[JsonObject], groups: Sequence[Group] = ()) -> dict[tuple[str, str], list[str]]:
     """Return ("ratio" or "difference", reason) -> names with blank cells, in the order of the footnotes."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row["ratio"] is None and row["status"] == "completed":
-            found.setdefault(("ratio", row["why_no_ratio"]), []).append(f"{row['strategy']}/{row['model']}")
-    for group in groups:
-        if group.why_no_difference and group.completed:
-            name = f"{group.first['strategy']}/{group.first['model']}"
-            found.setdefault(("difference", group.why_no_difference), []).append(name)
-    return found
+    without = [row for row in rows if row["ratio"] is None and row["status"] == "completed"]
+    found = [(("ratio", row["why_no_ratio"]), row) for row in without]
+    found += [(("difference", g.why_no_difference), g.first) for g in groups if g.why_no_difference and g.completed]
+    same = by(found, lambda pair: pair[0])
+    return {why: [f"{row['strategy']}/{row['model']}" for _, row in pairs] for why, pairs in same.items()}
 
 
 # columns of a table of runs: heading, column of `table_rows`, whether it is text

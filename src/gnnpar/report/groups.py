@@ -8,23 +8,16 @@ import json
 import math
 import statistics as plain
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from gnnpar.files import JsonDict, JsonObject
+from gnnpar.report import runs as reading
 from gnnpar.report import statistics
 from gnnpar.report.fairness import base_of, exact_runs_of, ranked_baselines, unequal_accuracy, why_unequal
-from gnnpar.report.runs import (
-    Result,
-    configuration_of,
-    differing_keys,
-    is_control,
-    no_speed,
-    resumed_from,
-    times_of,
-)
+from gnnpar.report.runs import Result, by, configuration_of, is_control, no_speed
 from gnnpar.report.statistics import Estimate
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import goodness
@@ -130,33 +123,21 @@ def grouped(
     ordered = timed_groups(results, rows)
     everything = [result for _, result in results]
     ranked = ranked_baselines(baseline, everything)
-    exact = [(arena_of(base), base) for base in exact_runs_of(baseline, everything)]
+    exact = by(exact_runs_of(baseline, everything), arena_of)
     for group in ordered:
         _accuracy(group, base_of(group.results, ranked), baseline, margin)
-        known = target_of([base for arena, base in exact if arena == group.arena])
-        _to_target(group, known if target is None else target)
-    for same in by_arena(ordered).values():
+        _to_target(group, target_of(exact.get(group.arena, ())) if target is None else target)
+    for same in by(ordered, lambda group: group.arena).values():
         _controls(same)
         _bold([group for group in same if not group.control])
     return ordered
 
 
-def by_arena(groups: Iterable[Group]) -> dict[str, list[Group]]:
-    """Return arena -> its groups."""
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.arena, []).append(group)
-    return found
-
-
 def timed_groups(results: Sequence[tuple[Path, Result]], rows: Sequence[JsonDict]) -> list[Group]:
     """Return groups by task, in the order of their first runs, with times and speed-ups only."""
-    groups: dict[Hashable, Group] = {}
-    for (_, result), row in zip(results, rows, strict=True):
-        group = groups.setdefault(configuration_of(result), Group([], [], arena_of(result)))
-        group.rows.append(row)
-        group.results.append(result)
-    ordered = [group for same in by_arena(groups.values()).values() for group in same]
+    runs = by(zip((result for _, result in results), rows, strict=True), lambda run: configuration_of(run[0]))
+    groups = [Group([row for _, row in same], [r for r, _ in same], arena_of(same[0][0])) for same in runs.values()]
+    ordered = [group for same in by(groups, lambda group: group.arena).values() for group in same]
     _distinguish(ordered)
     for group in ordered:
         _times(group)
@@ -171,16 +152,14 @@ def arena_of(result: Result) -> str:
 
 def _distinguish(groups: Sequence[Group]) -> None:
     """Name the settings in which groups of the same name differ."""
-    same_name: dict[Hashable, list[Group]] = {}
     for group in groups:
         group.changed = group.first["settings"]
-        same_name.setdefault((group.name, group.first["model"], group.first["dataset"]), []).append(group)
-    for same in same_name.values():
-        facts = [{"hardware": g.results[0]["hardware"], "times": times_of(g.first)} for g in same]
-        differ = differing_keys(facts)
+    for same in by(groups, lambda group: (group.name, group.first["model"], group.first["dataset"])).values():
+        facts = [{"hardware": g.results[0]["hardware"], "times": reading.times_of(g.first)} for g in same]
+        differ = reading.differing_keys(facts)
         for group, known in zip(same, facts, strict=True):
             words = [group.changed, *(known[key] for key in differ)]
-            words += ["begun otherwise"] if resumed_from(group.results[0]) else []
+            words += ["begun otherwise"] if reading.resumed_from(group.results[0]) else []
             group.changed = " ".join(filter(None, words))
 
 
@@ -206,9 +185,8 @@ def quiet(rows: Sequence[JsonDict], column: str) -> tuple[Sequence[JsonDict], bo
 
 def _by_block(rows: Sequence[JsonDict], column: str) -> dict[Hashable, float]:
     """Return (seed, block) -> geometric mean of its runs; a single value unchanged."""
-    found: dict[Hashable, list[float]] = {}
-    for row in rows:
-        found.setdefault((row["seed"], row["block"]), []).append(row[column])
+    blocks = by(rows, lambda row: (row["seed"], row["block"]))
+    found = {block: [row[column] for row in same] for block, same in blocks.items()}
     return {block: xs[0] if len(xs) == 1 else plain.geometric_mean(xs) for block, xs in found.items()}
 
 
@@ -243,11 +221,8 @@ def _percent(result: Result) -> float:
 
 
 def _by_seed(results: Sequence[Result]) -> dict[int, list[Result]]:
-    by_seed: dict[int, list[Result]] = {}
-    for result in results:
-        if result["metric"]["test_at_best_val"] is not None:
-            by_seed.setdefault(result["seed"], []).append(result)
-    return by_seed
+    tested = [result for result in results if result["metric"]["test_at_best_val"] is not None]
+    return by(tested, lambda result: result["seed"])
 
 
 def _to_target(group: Group, target: float | None) -> None:

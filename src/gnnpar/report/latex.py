@@ -50,15 +50,8 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     grouping = [i for i, name in enumerate(table.headings) if name in _GROUPS and len(table.headings) > len(_GROUPS)]
     keys = [", ".join(line[i] for i in grouping) for line in table.lines]
     table = table.only([i for i in range(len(table.headings)) if i not in grouping])
-    left_out: list[str] = []
-    columns = [_columns(table, i) for i in range(len(table.headings))]
-    for names in [] if keep else _DISPENSABLE:
-        widths = [column.width for several in columns for column in several]
-        if _CHARACTER * sum(widths) + _SEPARATION * (len(widths) - 1) > TEXT_WIDTH:
-            left_out += [name for name in names.split(" and ") if name in table.headings]
-            kept = [i for i, name in enumerate(table.headings) if name not in left_out]
-            table, columns = table.only(kept), [columns[i] for i in kept]
-    flat = [column for several in columns for column in several]
+    table, left_out = table.narrowed([] if keep else _DISPENSABLE, _fits)
+    flat = _columns(table)
     rows = [" & ".join(cells) + r" \\" for cells in zip(*(column.cells for column in flat), strict=True)]
     body: list[str] = []
     for key in dict.fromkeys(keys):
@@ -85,7 +78,16 @@ def as_latex(table: Table, notes: Sequence[str] = (), *, keep: bool = False) -> 
     return "\n".join(lines) + "\n"
 
 
-def _columns(table: Table, i: int) -> list[Column]:
+def _fits(table: Table) -> bool:
+    widths = [column.width for column in _columns(table)]
+    return _CHARACTER * sum(widths) + _SEPARATION * (len(widths) - 1) <= TEXT_WIDTH
+
+
+def _columns(table: Table) -> list[Column]:
+    return [column for i in range(len(table.headings)) for column in _formatted(table, i)]
+
+
+def _formatted(table: Table, i: int) -> list[Column]:
     """Return the formatted column; two for values with intervals in brackets."""
     headings, texts, lines, bold = table
     cells = [line[i] for line in lines]

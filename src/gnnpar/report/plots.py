@@ -13,6 +13,7 @@ from gnnpar.report import colours, curves
 from gnnpar.report import formatting as words
 from gnnpar.report.colours import OTHER
 from gnnpar.report.groups import Group
+from gnnpar.report.runs import by
 from gnnpar.report.statistics import Estimate
 from gnnpar.track.console import num_bytes, seconds
 
@@ -112,26 +113,19 @@ class Picture(NamedTuple):
     keys: Mapping[str, str]
 
 
-class Point(NamedTuple):
-    """An estimate of a group, and its samples inside blocks."""
-
-    group: Group
-    estimate: Estimate
-    samples: Iterable[float]
-    text: str
-    below: str = ""
+Point = tuple[Group, Estimate, Iterable[float], str, str]  # with samples inside blocks, the texts of Row
 
 
 def times(groups: Sequence[Group], tint: Mapping[str, str]) -> Picture | None:
     """Draw seconds of an epoch."""
-    shown = [Point(g, g.epoch_seconds, g.times.values(), words.epoch_of(g)) for g in groups if g.epoch_seconds]
-    scale, unit = scale_of(max((point.estimate.value for point in shown), default=1.0), "seconds")
+    shown = [(g, g.epoch_seconds, g.times.values(), words.epoch_of(g), "") for g in groups if g.epoch_seconds]
+    scale, unit = scale_of(max((estimate.value for _, estimate, *_ in shown), default=1.0), "seconds")
     return _points(shown, tint, seconds, f"{unit} an epoch", scale=scale)
 
 
 def speedups(groups: Sequence[Group], tint: Mapping[str, str], baseline: str) -> Picture | None:
     """Draw times faster than the baseline."""
-    shown = [Point(g, g.speedup, g.ratios.values(), *words.speedup_parts(g)) for g in groups if g.speedup]
+    shown = [(g, g.speedup, g.ratios.values(), *words.speedup_parts(g)) for g in groups if g.speedup]
     return _points(shown, tint, "{:.3f}".format, f"times faster than {baseline}", lines=[1.0])
 
 
@@ -144,8 +138,8 @@ def accuracies(groups: Sequence[Group], tint: Mapping[str, str], baseline: str) 
     else:
         found = [(g, g.accuracy, "") for g in groups]
         text, axis, lines = "{:.2f}".format, "test at best validation, %", []
-    shown = [Point(g, e, (), words.interval(g.accuracy), below) for g, e, below in found if e]
-    lines += [point.estimate.value for point in shown if point.group.control]
+    shown = [(g, e, (), words.interval(g.accuracy), below) for g, e, below in found if e]
+    lines += [estimate.value for group, estimate, *_ in shown if group.control]
     return _points(shown, tint, text, axis, lines=lines, timed=False)
 
 
@@ -271,10 +265,10 @@ def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Cur
         return None
     pale = {line.group for line in found if axis == "seconds" and line.group.timeless}
     clear = [line for line in found if line.group not in pale] or found  # a grey curve may leave the picture
-    longest = max(curve.along(axis)[-1] for line in clear for curve in line.curves)
+    longest = max(curve[-1].cost(axis) for line in clear for curve in line.curves)
     scale, unit = scale_of(longest, axis)
     target = next((100 * group.target for group in groups if group.target is not None), None)
-    heights = [y for line in found for curve in line.curves for y in curve.val]
+    heights = [each.val for line in found for curve in line.curves for each in curve]
     heights += [] if target is None else [target]
     room = 0.04 * (max(heights) - min(heights) or 1.0)
     on, up = linear_axis(0.0, 1.04 * longest / scale), linear_axis(min(heights) - room, max(heights) + room)
@@ -291,7 +285,7 @@ def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Cur
         dash = colours.DASHES[used[strategy] % len(colours.DASHES)]
         used[strategy] += 1
         for k, curve in enumerate(line.curves):
-            points = list(zip(curve.along(axis), curve.val, strict=True))
+            points = [(each.cost(axis), each.val) for each in curve]
             path = [place(x, y) for x, y in points]
             if line.averaged and k:
                 strokes.append(Stroke(strategy, path, [], colour, dash, 1, 0.25))
@@ -314,11 +308,9 @@ def accuracy(groups: Sequence[Group], tint: Mapping[str, str], axis: str) -> Cur
 
 def _labelled(ends: Sequence[Label]) -> list[Label]:
     """Push labels apart, to _LINE if there is room, separately for coloured labels and for each other strategy."""
-    together: dict[str, list[Label]] = {}
-    for label in sorted(ends, key=lambda label: label.top):
-        together.setdefault("" if label.shown else label.strategy, []).append(label)
+    ordered = sorted(ends, key=lambda label: label.top)
     placed: list[Label] = []
-    for labels in together.values():
+    for labels in by(ordered, lambda label: "" if label.shown else label.strategy).values():
         tops = [label.top for label in labels]
         for _ in range(60):
             for i in range(1, len(tops)):

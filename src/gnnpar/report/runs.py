@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gnnpar.config.jobs import unread
 from gnnpar.files import JsonObject, read_json
@@ -17,6 +17,8 @@ from gnnpar.training.result.header import CHANGES_TIMES
 from gnnpar.training.result.result import fault
 
 Result = JsonObject
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 FILE = "result.json"
 
 
@@ -53,6 +55,14 @@ def _read(file: Path) -> Result:
     if wrong := fault(result):
         raise ConfigError(f"{file} is no result of a run: {wrong}; remove it or run again")
     return printable_tree(result)
+
+
+def by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return key -> items, both in their order."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def _natural(file: Path) -> list[tuple[int, int, str]]:
@@ -146,14 +156,10 @@ def distinguishing_settings(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 def _differing(places: Sequence[Hashable], flats: Sequence[Mapping[str, str]]) -> list[str]:
     """Return for each item the settings that differ between items with the same place."""
-    seen: dict[Hashable, list[Mapping[str, str]]] = {}
-    for place, settings in zip(places, flats, strict=True):
-        seen.setdefault(place, []).append(settings)
-    keys = {place: differing_keys(same) for place, same in seen.items()}
-    return [
-        " ".join(f"{key}={settings[key]}" for key in keys[place] if key in settings)
-        for place, settings in zip(places, flats, strict=True)
-    ]
+    items = list(zip(places, flats, strict=True))
+    same = by(items, lambda item: item[0])
+    keys = {place: differing_keys([settings for _, settings in of]) for place, of in same.items()}
+    return [" ".join(f"{key}={settings[key]}" for key in keys[place] if key in settings) for place, settings in items]
 
 
 def differing_keys(flats: Sequence[Mapping[str, str]]) -> list[str]:

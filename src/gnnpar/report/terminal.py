@@ -16,8 +16,6 @@ from gnnpar.report.runs import no_speed
 from gnnpar.track.console import stdout
 from gnnpar.track.text import printable
 
-_UNFAIR = "UNFAIR: ratios between runs that differ"
-
 
 def show_rows(rows: Sequence[JsonObject], *, baseline: str, allow_unfair: bool) -> None:
     """Print one row per run. Grey times come from more threads than cores and do not measure speed."""
@@ -35,7 +33,7 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
     console, reasons = _console(), list(words.blanks(rows, groups))
     shown, constant = group_table(groups, baseline).without_constant(("model", "dataset", "runs", "times"))
     shown = shown._replace(headings=[name.replace("test at ", "test at\n") for name in shown.headings])
-    shown, left_out = _fitting(shown, console.width)
+    shown, left_out = shown.narrowed(_DISPENSABLE, lambda table: _width(table) <= console.width)
     table = _table(rows, allow_unfair, shown)
     for i, (group, line) in enumerate(zip(groups, shown.lines, strict=True)):
         marks = {
@@ -58,15 +56,9 @@ def show_groups(groups: Sequence[Group], rows: Sequence[JsonObject], *, baseline
 _DISPENSABLE = ("error", "exactness", "cosine", "sent to target", "peak/rank", "to target", "runs", "sent/epoch")
 
 
-def _fitting(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return the columns that fit, and the names of the others."""
-    left_out: list[str] = []
+def _width(table: Table) -> int:
     columns = zip(table.headings, *table.lines, strict=True)
-    widths = {cells[0]: max(len(part) for cell in cells for part in cell.split("\n")) + 2 for cells in columns}
-    for name in _DISPENSABLE:
-        if sum(widths.values()) > width and widths.pop(name, None):
-            left_out.append(name)
-    return table.only([i for i, name in enumerate(table.headings) if name in widths]), left_out
+    return sum(max(len(part) for cell in cells for part in cell.split("\n")) + 2 for cells in columns)
 
 
 def say(line: str) -> None:
@@ -90,7 +82,8 @@ def _mark(why: tuple[str, str], reasons: Sequence[tuple[str, str]]) -> str:
 
 def _table(rows: Sequence[JsonObject], allow_unfair: bool, shown: Table) -> RichTable:
     unfair = allow_unfair and any(row["why_no_ratio"] == "unfair" for row in rows)
-    table = RichTable(title=_UNFAIR if unfair else None, title_style="bold red", box=None)
+    title = "UNFAIR: ratios between runs that differ" if unfair else None
+    table = RichTable(title=title, title_style="bold red", box=None)
     for heading, is_text in zip(shown.headings, shown.texts, strict=True):
         table.add_column(escape(heading), justify="left" if is_text else "right")
     return table
