@@ -30,11 +30,8 @@ class Gated(nn.Module):
     def __init__(self, config: Polynormer, dim: int) -> None:
         super().__init__()
         self.gate, self.norm, self.heads = Linear(dim, dim), nn.LayerNorm(dim), config.heads
-        self.number, self.bounded = nn.Parameter(torch.full((dim,), config.beta or 0.0)), config.beta is None
-
-    @property
-    def share(self) -> Tensor:
-        return torch.sigmoid(self.number) if self.bounded else self.number
+        self.number = nn.Parameter(torch.full((dim,), config.beta or 0.0))
+        self.bounded = nn.Sigmoid() if config.beta is None else nn.Identity()
 
 
 class LocalConv(Gated):
@@ -49,7 +46,8 @@ class LocalConv(Gated):
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         h = self.before(h).to(h.dtype)
         out = g.dropout(F.relu(self.conv(g, h) + self.own(h)), self.p, tag=ROWS_MASK)
-        return (1 - self.share) * self.norm(F.relu(self.gate(h)) * out) + self.share * out
+        b = self.bounded(self.number)
+        return (1 - b) * self.norm(F.relu(self.gate(h)) * out) + b * out
 
 
 class GlobalConv(Gated):
@@ -62,12 +60,12 @@ class GlobalConv(Gated):
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         k, v = (each.unflatten(-1, (self.heads, -1)) for each in (torch.sigmoid(self.key(h)), self.value(h)))
         out, total = over_all_nodes(g, k, k, v)
-        return self.norm((out / total).flatten(1).to(h.dtype)) * (self.gate(h) + self.share)
+        return self.norm((out / total).flatten(1).to(h.dtype)) * (self.gate(h) + self.bounded(self.number))
 
 
 class PolynormerNet(GNN):
-    def __init__(self, config: Polynormer, in_dim: int, out_dim: int) -> None:
-        super().__init__(config, in_dim, out_dim)
+    def __init__(self, config: Polynormer, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> None:
+        super().__init__(config, in_dim, out_dim, cached_first_layer=cached_first_layer)
         for layer in (each for each in self.layers if isinstance(each, Layer) and each.index):
             layer.p = 0.0  # the previous layer applies dropout
         self.source, self.norm, self.mix = config, nn.LayerNorm(config.hidden), Linear(config.hidden, config.hidden)
@@ -90,16 +88,15 @@ class PolynormerNet(GNN):
 
 @dataclass(frozen=True, kw_only=True)
 class Polynormer(ReadsAllNodes):
-    """Configuration of Polynormer. hidden: width of all heads together.
-
-    beta: initial b; null: a sigmoid of learned numbers. pre_norm: LayerNorm before every local layer.
-    """
+    """Configuration of Polynormer. hidden: width of all heads together. beta: initial b; null: a sigmoid of learned
+    numbers. pre_norm: LayerNorm before every local layer."""
 
     heads: Annotated[int, Ge(1), Le(1024)] = 8
     global_layers: Annotated[int, Ge(1)] = 2
     global_dropout: Probability = 0.5
     beta: Annotated[float, Ge(0.0), Le(1.0)] | None = None
     pre_norm: bool = False
+    net = PolynormerNet
     activation = nn.Identity()
 
     @property
@@ -111,7 +108,3 @@ class Polynormer(ReadsAllNodes):
         if self.hidden % self.heads:
             raise ValueError(f"model.hidden={self.hidden}: must be a multiple of model.heads={self.heads}.")
         return LocalConv(self, in_dim)
-
-    def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
-        self.require_ends("model.encoder=linear and model.decoder=linear")
-        return PolynormerNet(self, in_dim, out_dim)

@@ -7,7 +7,7 @@ all rows. The decoder reads w (rows of the convolutions) + (1 - w) (rows of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,7 @@ class AllPairsConv(nn.Module):
     def __init__(self, dim: int, *, heads: int, values: bool) -> None:
         super().__init__()
         self.query, self.key = Linear(dim, heads * dim), Linear(dim, heads * dim)
-        self.value = Linear(dim, heads * dim) if values else None
-        self.heads = heads
+        self.heads, self.value = heads, Linear(dim, heads * dim) if values else None
 
     def forward(self, g: Graph, h: Tensor) -> Tensor:
         rows = self.query(h), self.key(h), h.repeat(1, self.heads) if self.value is None else self.value(h)
@@ -79,20 +78,23 @@ class SGFormerNet(GNN):
         end.plain = self.plain = config.encoder == "none"
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        with mixed(x):
-            far = self.branch(g.at(0), x)
-        near, last, w = self.begin(g, x), g.at(self.num_layers - 1), self.source.graph_weight
-        for i in range(self.num_layers):
-            near = self.run_layer(i, g, near)
-        rows = near[0] if self.plain else last.dropout(near[0], self.source.dropout, tag=ROWS_MASK)
         assert self.decoder is not None
         with mixed(x):
+            far, near, w = self.branch(g.at(0), x), self.begin(g, x), self.source.graph_weight
+            for i in range(self.num_layers):
+                near = self.run_layer(i, g, near)
+            g = g.at(self.num_layers - 1)
+            rows = near[0] if self.plain else g.dropout(near[0], self.source.dropout, tag=ROWS_MASK)
             joined = torch.cat((far, rows), 1) if self.source.combine == "cat" else w * rows + (1 - w) * far
             return widened(self.decoder(joined))
 
 
 class ReadsAllNodes(ModelConfig):
-    """Configuration of models with layers and a separate attention between all nodes."""
+    """Configuration of models with layers and a separate attention between all nodes. net: class of the module. ends:
+    settings of the encoder and decoder that it needs."""
+
+    net: ClassVar[type[GNN]]
+    ends: ClassVar[str] = "model.encoder=linear and model.decoder=linear"
 
     @property
     def in_one_piece(self) -> str:
@@ -102,22 +104,20 @@ class ReadsAllNodes(ModelConfig):
     def totals(self) -> tuple[str, ...]:
         return ("the attention",)
 
-    def require_ends(self, ends: str) -> None:
-        """Raise ValueError without the encoder or decoder that `ends` names, or with `jump`."""
+    def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
         name = type(self).__name__
-        if self.decoder == "none" or ("encoder" in ends and self.encoder == "none"):
-            raise ValueError(f"{name} reads rows of model.hidden before its decoder: set {ends}.")
+        if self.decoder == "none" or ("encoder" in self.ends and self.encoder == "none"):
+            raise ValueError(f"{name} reads rows of model.hidden before its decoder: set {self.ends}.")
         if self.jump != "none":
             raise ValueError(f"model.jump={self.jump}: {name} has a sum of its own before its decoder. Use jump=none.")
+        return self.net(self, in_dim, out_dim, cached_first_layer=cached_first_layer)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGFormer(ReadsAllNodes, GCN):
-    """Configuration of SGFormer. The keys of GCN configure the convolutions.
-
-    encoder: without one (the authors' code for small graphs) the last convolution has no norm, activation and dropout.
-    alpha: weight of attention; the layer's input has 1 - alpha. values: V has its own matrix.
-    """
+    """Configuration of SGFormer; keys of GCN configure the convolutions. encoder: without one (the authors' code for
+    small graphs), the last convolution has no norm, activation and dropout. alpha: weight of attention; the layer's
+    input has 1 - alpha. values: V has its own matrix."""
 
     graph_weight: Annotated[float, Ge(0.0), Le(1.0)] = 0.8
     combine: Literal["add", "cat"] = "add"
@@ -127,11 +127,9 @@ class SGFormer(ReadsAllNodes, GCN):
     heads: Annotated[int, Ge(1), Le(1024)] = 1
     alpha: Annotated[float, Gt(0.0), Le(1.0)] = 1.0
     values: bool = False
+    net = SGFormerNet
+    ends = "model.decoder=linear"
 
     @property
     def square_matrices(self) -> float:
         return (2 + self.values) * self.heads * self.global_layers / self.num_layers
-
-    def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
-        self.require_ends("model.decoder=linear")
-        return SGFormerNet(self, in_dim, out_dim, cached_first_layer=cached_first_layer)
