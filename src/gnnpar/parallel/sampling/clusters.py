@@ -10,7 +10,6 @@ drawn anew in every epoch, as PyG's RandomNodeLoader draws it. Specification: do
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,17 +20,6 @@ from gnnpar.parallel.sampling.batches import DRAW, At, Batches, Hops, Induced, S
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import Normalize, Subgraph, ranges, subgraph_of
 from gnnpar_kernels import fold_key
-
-
-class _Clusters(NamedTuple):
-    """`drawn`: the epoch, 0 for fixed clusters. `nodes` [N]: sorted by cluster; per cluster the position of its first
-    node, its number of nodes and of training nodes."""
-
-    drawn: int
-    nodes: Tensor
-    first: Tensor
-    sizes: Tensor
-    train: Tensor
 
 
 @dataclass(eq=False)
@@ -51,42 +39,43 @@ class ClusterBatches(Batches):
 
     @property
     def nbytes(self) -> int:
-        return self._held.nodes.nbytes + self._induced.nbytes
+        return self._held[1].nbytes + self._induced.nbytes
 
     def __len__(self) -> int:
-        return -(-len(self._held.sizes) // self.per_step)
+        return -(-len(self._held[2]) // self.per_step)
 
     def size(self, at: At) -> int:
-        return int(self._clusters(at[0]).train[self._of_step(at)].sum())
+        *_, train = self._clusters(at[0])
+        return int(train[self._of_step(at)].sum())
 
     def __getitem__(self, at: At) -> Subgraph:
-        clusters, mine = self._clusters(at[0]), self._of_step(at)[self.rank :: self.ranks]
-        sizes = clusters.sizes[mine]
-        nodes = clusters.nodes[ranges(clusters.first[mine], sizes, int(sizes.sum()))]
+        _, nodes, sizes, _ = self._clusters(at[0])
+        mine, first = self._of_step(at)[self.rank :: self.ranks], sizes.cumsum(0) - sizes
+        nodes = nodes[ranges(first[mine], sizes[mine], int(sizes[mine].sum()))]
         return subgraph_of(self._induced.of(nodes), self.graph, self.normalize)
 
     def _of_step(self, at: At) -> Tensor:
         """Return the clusters of a step, of all ranks."""
         epoch, step = at
-        order = shuffled(len(self._held.sizes), self.seed, epoch)
+        order = shuffled(len(self._held[2]), self.seed, epoch)
         return order[step * self.per_step : (step + 1) * self.per_step]
 
-    def _clusters(self, epoch: int) -> _Clusters:
-        """Return the clusters of an epoch. `held` is local, since a thread may draw while another asks for a size."""
+    def _clusters(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        """Return `_cut` of the epoch. `held` is local, since a thread may draw while another asks for a size."""
         held = self._held
-        if self.drawn and held.drawn != epoch:
+        if self.drawn and held[0] != epoch:
             self._held = held = self._cut(epoch)
         return held
 
-    def _cut(self, epoch: int) -> _Clusters:
+    def _cut(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        """Return (epoch, nodes [N] sorted by cluster, nodes and training nodes per cluster [C])."""
         of_node = self.graph.cluster_of
         if self.drawn:
             rng = np.random.Generator(np.random.Philox(key=fold_key(self.seed, epoch, DRAW)))
             of_node = torch.as_tensor(rng.permutation(len(self.graph.loops))) % self.drawn
         assert of_node is not None
-        sizes = torch.bincount(of_node)
-        train = torch.bincount(of_node[self.graph.train], minlength=len(sizes))
-        return _Clusters(epoch, torch.argsort(of_node, stable=True), sizes.cumsum(0) - sizes, sizes, train)
+        sizes, nodes = torch.bincount(of_node), torch.argsort(of_node, stable=True)
+        return epoch, nodes, sizes, torch.bincount(of_node[self.graph.train], minlength=len(sizes))
 
 
 @dataclass(frozen=True)
