@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ FILES = {"n": "data.noun", "v": "data.verb", "a": "data.adj", "r": "data.adv"}  
 POINTERS = "! @ @i ~ ~i #m #s #p %m %s %p = + ;c -c ;r -r ;u -u * > ^ $ & < \\".split()  # noqa: SIM905
 NUM_CLASSES = 45
 INSTALLED = Path("/usr/share/wordnet")
+Synset = tuple[int, list[tuple[str, str, str]], str]  # class, pointers (symbol, offset, part of speech), gloss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,91 +46,77 @@ class WordNet(Preprocess):
         return not self.types if self.self_loops == "auto" else self.self_loops
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        return prepare(_graph(self, data_dir), self, seed=seed)
+        synsets = _read(self, data_dir)
+        place = {key: node for node, key in enumerate(synsets)}
+        kind = {symbol: i for i, symbol in enumerate(POINTERS)}
+        try:
+            edges = {
+                (node, place[part, offset], kind[symbol] if self.types else 0)
+                for node, (_, pointers, _) in enumerate(synsets.values())
+                for symbol, offset, part in pointers
+            }
+        except KeyError as error:
+            raise ValueError(f"dataset=wordnet: a pointer has {error}, which is unknown. Fix: dataset.path.") from None
+        src, dst, types = torch.tensor(sorted(edges), dtype=torch.int64).reshape(-1, 3).unbind(1)
+        raw = RawGraph(
+            name=self.name,
+            x=torch.from_numpy(_features([gloss for *_, gloss in synsets.values()], self.num_features)),
+            y=torch.tensor([number for number, *_ in synsets.values()]),
+            edge_index=torch.stack([src, dst]),
+            edges=EdgeData(type=types) if self.types else EdgeData(),
+            task="single_label",
+            num_classes=NUM_CLASSES,
+            num_edge_types=len(POINTERS) if self.types else None,
+        )
+        return prepare(raw, self, seed=seed)
 
 
-class _Synset(NamedTuple):
-    """One synset. pointers: (symbol, file, offset)."""
-
-    lexicographer: int
-    pointers: list[tuple[str, str, str]]
-    gloss: str
-
-
-def _graph(config: WordNet, data_dir: Path | None) -> RawGraph:
-    synsets = _read(config, data_dir)
-    place = {key: node for node, key in enumerate(synsets)}
-    kind = {symbol: i for i, symbol in enumerate(POINTERS)}
-    try:
-        edges = {
-            (node, place[file, offset], kind[symbol] if config.types else 0)
-            for node, synset in enumerate(synsets.values())
-            for symbol, file, offset in synset.pointers
-        }
-    except KeyError as error:
-        raise ValueError(f"dataset=wordnet: a pointer has {error}, which is unknown. Fix: dataset.path.") from None
-    src, dst, types = torch.tensor(sorted(edges), dtype=torch.int64).reshape(-1, 3).unbind(1)
-    return RawGraph(
-        name=config.name,
-        x=torch.from_numpy(_features([synset.gloss for synset in synsets.values()], config.num_features)),
-        y=torch.tensor([synset.lexicographer for synset in synsets.values()]),
-        edge_index=torch.stack([src, dst]),
-        edges=EdgeData(type=types) if config.types else EdgeData(),
-        task="single_label",
-        num_classes=NUM_CLASSES,
-        num_edge_types=len(POINTERS) if config.types else None,
-    )
-
-
-def _read(config: WordNet, data_dir: Path | None) -> dict[tuple[str, str], _Synset]:
+def _read(config: WordNet, data_dir: Path | None) -> dict[tuple[str, str], Synset]:
     """Return synsets by part of speech and offset. Raises ValueError for files that are missing or malformed."""
-    given = [] if config.path is None else [expanded(config.path)]
-    beside = [] if data_dir is None else [expanded(data_dir) / (config.path or "wordnet")]
-    places = [*given, *beside, *([] if given else [INSTALLED])]
+    places = [] if data_dir is None else [expanded(data_dir) / (config.path or "wordnet")]
+    places = [*places, INSTALLED] if config.path is None else [expanded(config.path), *places]
     folder = next((each for each in places if all((each / file).is_file() for file in FILES.values())), None)
     if folder is None:
         raise ValueError(
             f"dataset=wordnet: {', '.join(FILES.values())} not found in {' nor '.join(map(str, places))}. Fix: apt "
             "install wordnet-base, or dataset.path=FOLDER."
         )
-    synsets: dict[tuple[str, str], _Synset] = {}
+    synsets: dict[tuple[str, str], Synset] = {}
     for part, file in FILES.items():
         with (folder / file).open(encoding="latin-1") as lines:
             for number, line in enumerate(lines, 1):
                 if line.startswith("  "):  # the licence
                     continue
                 try:
-                    offset, synset = _synset(line)
+                    synsets[part, line.split()[0]] = _synset(line)
                 except (ValueError, IndexError):
+                    place = f"{folder / file}: line {number}"
                     raise ValueError(
-                        f"dataset=wordnet: {folder / file}: line {number} is not of the format wndb(5WN). Fix: "
-                        "dataset.path."
+                        f"dataset=wordnet: {place} is not of the format wndb(5WN). Fix: dataset.path."
                     ) from None
-                synsets[part, offset] = synset
     return synsets
 
 
-def _synset(line: str) -> tuple[str, _Synset]:
-    """Return the offset and the synset of a line. Raises ValueError and IndexError.
+def _synset(line: str) -> Synset:
+    """Return the synset of a line. Raises ValueError and IndexError.
 
     offset lexicographer type words(hex) {word id} pointers {symbol offset type source/target} frames of verbs | gloss
     """
     data, _, gloss = line.partition(" | ")
-    offset, lexicographer, _, words, *rest = data.split()
+    _, lexicographer, _, words, *rest = data.split()
     found = rest[2 * int(words, 16) :]
     pointers = [found[i : i + 3] for i in range(1, 4 * int(found[0]), 4)]
-    ends = [(symbol, "a" if part == "s" else part, to) for symbol, to, part in pointers]
     if not 0 <= int(lexicographer) < NUM_CLASSES:
         raise ValueError
-    return offset, _Synset(int(lexicographer), ends, gloss)
+    return int(lexicographer), [(symbol, to, "a" if part == "s" else part) for symbol, to, part in pointers], gloss
 
 
 def _features(glosses: list[str], width: int) -> np.ndarray:
     """Return a 0/1 matrix of glosses and commonest words, [N, width] float32; ties go to the first by name."""
     texts = [set(re.findall(r"[a-z]+", gloss.lower())) for gloss in glosses]
     counts = Counter(word for text in texts for word in text)
-    words = sorted(counts, key=lambda word: (-counts[word], word))[:width]
-    column = {word: i for i, word in enumerate(words)}
+    words = sorted(counts, key=lambda word: (-counts[word], word))
+    column = {word: i for i, word in enumerate(words[:width])}
     x = np.zeros((len(texts), width), dtype=np.float32)
     for row, text in zip(x, texts, strict=True):
         row[[column[word] for word in text if word in column]] = 1
