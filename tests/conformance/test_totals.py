@@ -21,7 +21,7 @@ from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.needs import refuse
-from gnnpar.parallel.totals import largest_of, total_of
+from gnnpar.parallel.view import largest_of, total_of
 from gnnpar.planner.extract import record
 from gnnpar.verify.conformance import check, small_graph, train_in_threads
 from gnnpar.verify.soundness import find_fault

@@ -1,4 +1,5 @@
-"""The common part of all views: the row-local half of the Graph Protocol, and constant results of layer 0."""
+"""The common part of all views: the row-local half of the Graph Protocol, constant results of layer 0, and sums over
+the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from torch import Tensor
 from gnnpar.comm import Communicator, MessageTag
 from gnnpar.files import StateDict
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Rows, chosen
+from gnnpar.folds.block import Rows, chosen, widened
 from gnnpar.graph import InEdges, Message, Moments, Reduction
 from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type
-from gnnpar.parallel.totals import largest_of, moments_of, total_of
+from gnnpar.parallel.torch_types import Context, apply, apply_to_rows
 from gnnpar.partition.shard import Shard
 
 FirstLayer = Literal["live", "cached"]
@@ -101,7 +102,7 @@ class View(OwnRows):
         if not self.run.training or (self.comm is None and len(x) != self.shard.num_nodes):
             return super().moments(x)
         tag = MessageTag(self.run.epoch, self.layer, 0, "reduce") if self.run.counted else None
-        mean, variance = moments_of(x, self.shard.num_nodes, self.comm, tag)
+        mean, variance = apply_to_rows(_Moments, x, self.shard.num_nodes, self.comm, tag)
         return Moments(mean, variance, self.shard.num_nodes, self.run.probe)
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
@@ -162,3 +163,61 @@ def edge_order(shard: Shard) -> Tensor:
     if not ids:
         raise ValueError("edge operands need edge ids on the shard: give the model needs_edge_ids = True.")
     return torch.cat(ids).sort().values
+
+
+def total_of(part: Tensor, comm: Communicator | None, tag: MessageTag | None) -> Tensor:
+    """Sum `part` over ranks, in fp32 at least. Collective, like its gradient: every rank reads the sum, so the
+    gradients of all ranks are added. `comm` None: `part` is the total. `tag` None: not counted. Shapes: [...] ->
+    [...]."""
+    return widened(part) if comm is None else apply(_Total, widened(part), comm, tag)
+
+
+@torch.no_grad()
+def largest_of(part: Tensor, comm: Communicator | None, tag: MessageTag | None) -> Tensor:
+    """Return the entrywise maximum over ranks, by a sum of a table with one row per rank. Shapes: [...] -> [...]."""
+    if comm is None:
+        return part.detach()
+    slots = part.new_zeros(comm.size, *part.shape)
+    slots[comm.rank] = part
+    return comm.all_reduce(slots, tag).amax(0)
+
+
+class _Kept(Context):
+    rows: int
+    comm: Communicator | None
+    tag: MessageTag | None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Kept, part: Tensor, comm: Communicator, tag: MessageTag | None) -> Tensor:
+        ctx.comm, ctx.tag = comm, tag
+        return comm.all_reduce(part.contiguous(), tag)
+
+    @staticmethod
+    def backward(ctx: _Kept, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _over_ranks(grads[0].contiguous(), ctx.comm, ctx.tag), None, None
+
+
+class _Moments(torch.autograd.Function):
+    """(mean, variance) over the `rows` rows of all ranks, by two sums over ranks forward and one backward, of twice the
+    size. The variance is the mean of squares of centred rows, which keeps its digits if the mean is large. `comm` None:
+    x has all rows. `tag` None: not counted. Shapes: x [N, F] -> [F], [F]."""
+
+    @staticmethod
+    def forward(ctx: _Kept, x: Tensor, rows: int, comm: Communicator | None, tag: MessageTag | None) -> Rows:
+        mean = _over_ranks(x.sum(0), comm, tag) / rows
+        variance = _over_ranks((x - mean).square_().sum(0), comm, tag) / rows
+        ctx.rows, ctx.comm, ctx.tag = rows, comm, tag
+        ctx.save_for_backward(x, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(ctx: _Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean = ctx.saved_tensors
+        of_mean, of_variance = _over_ranks(torch.stack(grads), ctx.comm, ctx.tag) / ctx.rows
+        return ((x - mean) * (2 * of_variance) + of_mean, None, None, None)
+
+
+def _over_ranks(total: Tensor, comm: Communicator | None, tag: MessageTag | None) -> Tensor:
+    return total if comm is None else comm.all_reduce(total, tag)
