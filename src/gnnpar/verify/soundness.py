@@ -59,33 +59,21 @@ class _Count:
     inside: bool = False
 
 
-@dataclass
-class _Totals:
-    """Sums over all rows in the first run, in order, and the number of rows; later runs get the same values."""
-
-    found: list[Tensor] = field(default_factory=list[Tensor])
-    rows: int = 0
-
-
 @dataclass(eq=False)
 class _CountedGraph(WholeGraph):
-    """The whole graph on one device, with a count of aggregations. Moments, and given totals, are fixed, so that all
-    else must be row-local."""
+    """The whole graph on one device, with a count of aggregations. Moments are fixed, and totals are those of the first
+    run, in order, so that all else must be row-local. totals: filled by the first run; None: not fixed."""
 
     count: _Count = field(default_factory=_Count)
-    totals: _Totals | None = None
-
-    @property
-    def num_nodes(self) -> int:
-        return (self.totals and self.totals.rows) or self.shard.num_nodes
+    totals: list[Tensor] | None = None
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         if self.totals is None:
             return super().total(part, how)
         self.count.totals += 1
-        if self.count.totals > len(self.totals.found):
-            self.totals.found.append(super().total(part, how).detach())
-        return self.totals.found[self.count.totals - 1]
+        if self.count.totals > len(self.totals):
+            self.totals.append(super().total(part, how).detach())
+        return self.totals[self.count.totals - 1]
 
     def moments(self, x: Tensor) -> Moments:
         return Moments(x.new_zeros(x.shape[1:]), x.new_ones(x.shape[1:]), self.shard.num_nodes, probe=True)
@@ -140,14 +128,13 @@ class _Trial:
         self.model.tries_totals = True
         self.shard = _shard(data, model)
         rest = _shard(_without_first(data), model)
-        self.rest = replace(rest, node_ids=rest.node_ids + 1)
+        self.rest = replace(rest, node_ids=rest.node_ids + 1, num_nodes=self.shard.num_nodes)
         self.edge_index, self.schema = data.edge_index, data.edge_sizes.schema
         x = self.shard.x
         self.features = x.shape[1] if self.schema is None else self.schema.columns[-1].stop
         self.counts = (x == x.round()).all(0)  # columns of possible category numbers: keep values in range
         self.counts[self.features :] = False
-        self.totals = _Totals(rows=self.shard.num_nodes)
-        self.record = partial(_record, schema=self.schema, totals=self.totals)
+        self.record = partial(_record, schema=self.schema, totals=list[Tensor]())
 
     def faults(self) -> Iterator[Fault]:
         try:
@@ -388,11 +375,11 @@ def _shard(data: Dataset, model: GNN) -> Shard:
     return shard.to(torch.device("cpu"), torch.float64)
 
 
-def _view(shard: Shard, totals: _Totals | None = None) -> _CountedGraph:
+def _view(shard: Shard, totals: list[Tensor] | None = None) -> _CountedGraph:
     return _CountedGraph(shard, Pass(seed=3, training=True), totals=totals)
 
 
-def _record(model: GNN, shard: Shard, schema: Schema | None, totals: _Totals) -> list[_Call]:
+def _record(model: GNN, shard: Shard, schema: Schema | None, totals: list[Tensor]) -> list[_Call]:
     """Record every call of a module in one training pass, in the order in which they end. schema: to place rows of one
     type among all rows."""
     calls: list[_Call] = []
