@@ -14,7 +14,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,9 @@ from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.graph import InEdges, Message, Reduction
+from gnnpar.graph import InEdges, OneView
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.local import OwnRows, Pass, by_type
+from gnnpar.parallel.local import LocalRows, Pass, by_type
 from gnnpar.partition.learned import WEIGHT
 from gnnpar.precision import TYPES
 from gnnpar.settings import ConfigError
@@ -46,7 +46,7 @@ _TYPED = (
 _WHOLE = "a convolution that reads whole neighbourhoods has no form in plain torch; load weights.pt into its class"
 
 
-class PlainGraph(OwnRows):
+class PlainGraph(OneView, LocalRows):
     """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order, evaluation only.
 
     Compute gnnpar's folds by `index_add` and `scatter_reduce`; raise ValueError for other aggregators. Edges have no
@@ -58,13 +58,9 @@ class PlainGraph(OwnRows):
     edge_attr = edge_type = None
 
     def __init__(self, edge_index: Tensor, num_nodes: int, like: Tensor) -> None:
-        self._src, self._dst, self._num_nodes = edge_index[0], edge_index[1], num_nodes
+        self._src, self._dst, self.num_nodes = edge_index[0], edge_index[1], num_nodes
         degree = self._added(like.new_ones(edge_index.shape[1]))
         super().__init__(torch.arange(num_nodes, device=degree.device), degree, run=Pass(0))
-
-    @property
-    def num_nodes(self) -> int:
-        return self._num_nodes
 
     @property
     def edge_ids(self) -> Tensor:
@@ -76,18 +72,6 @@ class PlainGraph(OwnRows):
 
     def type_degree(self, types: int) -> Tensor:
         return by_type(None, self.in_degree, types)
-
-    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        return part
-
-    def at(self, layer: int) -> Self:
-        return self
-
-    def source(self, message: Message, *rows: Tensor) -> Rows:
-        return message(self, *rows)
-
-    def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
-        return x
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         if agg.whole_neighborhood:
@@ -123,12 +107,12 @@ class PlainGraph(OwnRows):
 
     def _added(self, rows: Tensor) -> Tensor:
         """Sum rows of edges by destination."""
-        return rows.new_zeros(self._num_nodes, *rows.shape[1:]).index_add(0, self._dst, rows)
+        return rows.new_zeros(self.num_nodes, *rows.shape[1:]).index_add(0, self._dst, rows)
 
     def _largest(self, rows: Tensor) -> Tensor:
         """Return the maximum by destination; -inf without an in-edge."""
         index = self._dst.reshape(-1, *[1] * (rows.ndim - 1)).expand_as(rows)
-        return rows.new_full((self._num_nodes, *rows.shape[1:]), -torch.inf).scatter_reduce(0, index, rows, "amax")
+        return rows.new_full((self.num_nodes, *rows.shape[1:]), -torch.inf).scatter_reduce(0, index, rows, "amax")
 
     def _attended(self, score: Tensor, value: Tensor) -> Tensor:
         """Attend to in-neighbours. Shapes: score [E, H], value [E, H, D] -> [N, H, D]; 0 without an in-edge."""
