@@ -42,6 +42,7 @@ class Tracing(OneView):
     in_degree: Tensor
     edge_ids: Tensor
     layer: int = 0
+    num_nodes: int = ROWS
     in_weight: None = None  # weights change no shape
     edge_attr: Tensor | None = None
 
@@ -57,10 +58,6 @@ class Tracing(OneView):
     def moments(self, x: Tensor) -> Moments:
         mean, variance = self.recorder.record_new("moments", (2, *x.shape[1:]), (x,)).unbind(0)
         return Moments(mean, variance, ROWS, probe=True)
-
-    @property
-    def num_nodes(self) -> int:
-        return ROWS
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         return self.recorder.record_new("total", part.shape, (part,))

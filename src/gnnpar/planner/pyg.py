@@ -44,12 +44,7 @@ class Recording(ProbeGraph):
         attr = torch.rand(EDGES, width, generator=draw, dtype=x.dtype) if width else None
         weight = x.new_ones(ROWS) if weighted else None
         super().__init__(x, weight, attr, ends=(source[order], destination, types), training=True)
-        self._recorder = recorder
-
-    @property
-    def num_nodes(self) -> int:
-        """Return more nodes than there are rows, so that sums over all nodes go through the view."""
-        return 2 * ROWS
+        self._recorder, self.num_nodes = recorder, 2 * ROWS  # more than rows: sums over all nodes go through the view
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         self.last_tag = tag

@@ -178,7 +178,7 @@ def _row_dimension(func: Called, args: tuple, given: Mapping[str, object], out: 
 
 
 def global_size_forwards(net: nn.Module, rows: GlobalReductions) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
-    """Yield PyG's modules that read the number of rows, each with a forward that reads the number of all nodes.
+    """Yield PyG's modules that read the number of rows, or get rows without a mark, each with a forward for all nodes.
 
     Other inputs than one row per node of a single graph run the class's forward. A forward set on an instance is kept.
     Shapes: attention [1, N, F] -> [1, N, F'], norm [N, F] -> [N, F].

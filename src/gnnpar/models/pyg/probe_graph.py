@@ -28,7 +28,7 @@ class ProbeGraph(OneView):
         ends: Ends | None = None,
         training: bool = False,
     ) -> None:
-        self.node_ids = torch.arange(len(like), device=like.device)
+        self.node_ids, self.num_nodes = torch.arange(len(like), device=like.device), len(like)
         source, destination, types = ends or (self.node_ids, self.node_ids, torch.zeros_like(self.node_ids))
         self.in_degree = torch.bincount(destination, minlength=len(like)).to(like.dtype)
         self.in_weight, self.edge_attr, self.training = in_weight, edge_attr, training
@@ -56,10 +56,6 @@ class ProbeGraph(OneView):
 
     def type_degree(self, types: int) -> Tensor:
         return self.in_degree[:, None].expand(-1, types)
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.node_ids)
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         if not self.training or p == 0:
