@@ -170,13 +170,17 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
         _account_moments(event, draft, state)
     if event.name == "total":
         draft.totals.append(math.prod(event.outputs[0].shape))
+    rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
     if not widths:
-        _account_sum_over_rows(event, draft, state)
+        if event.name in _GEMMS and len(rows) == 2:  # a product A^T B; other operations read weights alone
+            trained = any(state.is_learned(seen) for seen, _ in rows)
+            draft.gemms.append(Gemm(rows[0][1], rows[1][1] // _batches(event), trained))
+            for seen, width in rows:
+                state.save(draft, state.of(seen), width)
         return
     out, out_width = widths[0]
     if state.rows in out.shape:
         state.widths[out.key] = out_width
-    rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
     if rows and all(state.of(seen) in state.static for seen, _ in rows) and not learned:
         state.static.add(out.key)  # reads degrees only: constant over epochs
     if event.name == "fold":
@@ -195,17 +199,6 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
 
 def _batches(event: Event) -> int:
     return event.outputs[0].shape[0] if event.name == "bmm" else 1
-
-
-def _account_sum_over_rows(event: Event, draft: _Draft, state: _State) -> None:
-    """Account a product A^T B of two row matrices; other operations without row results read weights only."""
-    rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
-    if event.name in _GEMMS and len(rows) == 2:
-        (left, width), (right, out_width) = rows
-        learned = state.is_learned(left) or state.is_learned(right)
-        draft.gemms.append(Gemm(width, out_width // _batches(event), learned))
-        for seen, each in rows:
-            state.save(draft, state.of(seen), each)
 
 
 def _row_matrix(event: Event, state: _State) -> tuple[Seen, int] | None:
