@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from gnnpar.data.losses import Rows
+    from gnnpar.data.metrics import Rows
     from gnnpar.models.gnn import ModelConfig
     from gnnpar.report.comparison import Comparison
     from gnnpar.session import Session
@@ -430,7 +430,7 @@ def _dataset(data: object, *, labelled: bool, featured: bool) -> list[str]:
         if kind is None:
             return list(as_overrides({"dataset": data}))
         return list(as_overrides({"dataset": kind, "dataset.path": Path(data).absolute()}))
-    from gnnpar.data.given import write_given
+    from gnnpar.data.saved import write_given
 
     with config_errors():
         file = write_given(data, labelled=labelled, featured=featured)

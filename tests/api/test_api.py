@@ -34,8 +34,7 @@ from gnnpar.api import TrainingFailed, _settings, as_overrides
 from gnnpar.comm import world
 from gnnpar.comm.world import restored_torch_settings
 from gnnpar.config.compose import compose
-from gnnpar.data.given import _of_arrays, as_data, write_given
-from gnnpar.data.saved import PT
+from gnnpar.data.saved import PT, _of_arrays, as_data, write_given
 from gnnpar.launch.launch import world_of
 from gnnpar.models.gcn import GCN
 from gnnpar.models.rgcn import RGCN

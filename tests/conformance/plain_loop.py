@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from gnnpar.api import Run, TrainingFailed, _settings, _train
-from gnnpar.data.given import write_given
+from gnnpar.data.saved import write_given
 from gnnpar.settings import build_settings
 
 NODES, WIDTH, CLASSES, EDGE_DIM, TYPES, EPOCHS, LR, TOLERANCE = 24, 8, 3, 4, 3, 3, 0.01, 1e-9

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
 
-from gnnpar.data.adjacency import edge_list_of, edges_of
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph
+from gnnpar.data.raw import RawGraph, edge_list_of, edges_of
 
 EDGES = torch.tensor([[0, 2, 3, 3, 4], [1, 1, 0, 4, 2]])  # directed: a transposed reading gives other edges
 

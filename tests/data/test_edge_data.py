@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from gnnpar.data import Preprocess, external, folder, prepare, stored
+from gnnpar.data import Preprocess, folder, prepare, stored
 from gnnpar.data.folder import Folder
-from gnnpar.data.given import write_given
 from gnnpar.data.npz import NPZ
 from gnnpar.data.raw import RawGraph
-from gnnpar.data.saved import PT
+from gnnpar.data.saved import PT, write_given
 from gnnpar.folds.edge_data import EdgeData
 
 N = 7
@@ -97,7 +96,7 @@ def test_every_reader_gives_the_same_graph(tmp_path: Path, monkeypatch: pytest.M
     ]
     monkeypatch.setattr(stored, "CHUNK_EDGES", 4)
     monkeypatch.setattr(folder, "CHUNK_EDGES", 4)
-    monkeypatch.setattr(external, "canonical_csr", partial(external.canonical_csr, bucket_edges=3))
+    monkeypatch.setattr(stored, "canonical_csr", partial(stored.canonical_csr, bucket_edges=3))
     chunked = Folder(path=str(tmp_path / "g"), self_loops=False).stored(None, 0, tmp_path)
     assert [each.graph_hash for each in (*found, chunked)] == [want.graph_hash] * 5
     assert chunked.edge_sizes == want.edge_sizes

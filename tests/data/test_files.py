@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from data.samples import shared
-from gnnpar.data import downloads, files, ogb, pyg
+from gnnpar.data import files, ogb, pyg
 from gnnpar.data.pyg import PyGDataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,11 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def offline(monkeypatch):
     """No server answers, whatever machine the tests run on."""
-    monkeypatch.setattr(files, "reachable", lambda url: False)
+
+    def no_answer(request: urllib.request.Request, timeout: float) -> None:
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(urllib.request, "urlopen", no_answer)
 
 
 NAMES = ["cora", "computers", "physics", "tolokers", "flickr", "reddit", "yelp", "amazon_products"]
@@ -151,7 +156,7 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
     packed, asked = io.BytesIO(), []
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("arxiv/../../outside", "x")
-        for file in ogb.required_files("ogbn_arxiv"):
+        for file in ogb._SOURCES["ogbn_arxiv"].files:
             text = content[Path(file).name.removesuffix(".csv.gz")]
             archive.writestr(f"arxiv/{file}", gzip.compress(text.encode()))
 
@@ -160,7 +165,6 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
         return _Answer(packed.getvalue())
 
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(files, "reachable", lambda server: True)
     monkeypatch.setattr(urllib.request, "urlopen", answer)
     config = ogb.OGBDataset(name="ogbn_arxiv", symmetrize=True)
     first, second = config.load(None, 0), config.load(None, 0)
@@ -173,7 +177,7 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
     assert made == [f"{name}.npy" for name in ("edge_index", "test", "train", "valid", "x", "y")]
     os.rename(tmp_path / "cache" / "ogb_arrays" / "ogbn_arxiv-downloaded", tmp_path / "away")
     raw = tmp_path / "data" / "ogbn_products"
-    for file in ogb.required_files("ogbn_products"):
+    for file in ogb._SOURCES["ogbn_products"].files:
         (raw / file).parent.mkdir(parents=True, exist_ok=True)
         (raw / file).write_bytes(gzip.compress(content[Path(file).name.removesuffix(".csv.gz")].encode()))
     products = ogb.OGBDataset(name="ogbn_products").load(tmp_path / "data", 0)
@@ -226,7 +230,7 @@ def test_downloads_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(urllib.request, "urlopen", open_it)
     addresses = pyg._SOURCES["cora"].addresses()
-    downloads.fetch({name: addresses[name] for name in ("ind.cora.x", "ind.cora.y")}, tmp_path / "raw")
+    files.fetch({name: addresses[name] for name in ("ind.cora.x", "ind.cora.y")}, tmp_path / "raw")
     assert [file.name for file in sorted(tmp_path.rglob("*")) if file.is_file()] == ["ind.cora.x", "ind.cora.y"]
     assert asked[0] == "https://github.com/kimiyoung/planetoid/raw/master/data/ind.cora.x"
 
@@ -239,7 +243,7 @@ def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, mo
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: Cut(b"x" * 50))
     with pytest.raises(ValueError, match=r"ind\.cora\.x is incomplete: 50 of 100 bytes were received; try again"):
-        downloads.fetch({"ind.cora.x": "https://a.b/ind.cora.x"}, tmp_path / "raw")
+        files.fetch({"ind.cora.x": "https://a.b/ind.cora.x"}, tmp_path / "raw")
     assert not list((tmp_path / "raw").iterdir())
 
 
@@ -249,7 +253,7 @@ def test_an_archive_gives_the_files_that_are_asked_for(tmp_path: Path, monkeypat
         for name in ("reddit_data.npz", "../outside", "reddit_graph.npz"):
             archive.writestr(name, name)
     monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: _Answer(packed.getvalue()))
-    downloads.fetch(pyg._SOURCES["reddit"].addresses(), tmp_path / "raw")
+    files.fetch(pyg._SOURCES["reddit"].addresses(), tmp_path / "raw")
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["raw", "reddit_data.npz", "reddit_graph.npz"]
 
 
@@ -264,7 +268,7 @@ def ogb_files(folder: Path, **changed: str) -> None:
     """Write ogbn-arxiv with 40 nodes, as OGB unpacks it. `changed`: texts by file name, with _ for -."""
     lists = {"node_feat": "1,0\n" * 40, "node_label": "0\n1\n" * 20, "edge": "0,1\n1,2\n2,0\n"}
     lists |= {"num_node_list": "40\n", "num_edge_list": "3\n", "train": "0\n", "valid": "1\n", "test": "2\n"} | changed
-    for file in ogb.required_files("ogbn_arxiv"):
+    for file in ogb._SOURCES["ogbn_arxiv"].files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         content = lists[Path(file).name.removesuffix(".csv.gz").replace("-", "_")]
         (folder / file).write_bytes(gzip.compress(content.encode()))

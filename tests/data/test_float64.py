@@ -20,10 +20,9 @@ from gnnpar.cli.partition import run as partition
 from gnnpar.config.compose import compose
 from gnnpar.data import RawGraph
 from gnnpar.data.folder import Folder
-from gnnpar.data.given import write_given
 from gnnpar.data.npz import NPZ
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.saved import PT
+from gnnpar.data.saved import PT, write_given
 from gnnpar.data.stored import Stored
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.launch.launch import world_of

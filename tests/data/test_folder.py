@@ -11,12 +11,12 @@ import torch
 from gnnpar import files
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
-from gnnpar.data import external, stored
-from gnnpar.data.adjacency import EdgeList
+from gnnpar.data import stored
 from gnnpar.data.columns import Column, ColumnWriter
 from gnnpar.data.files import find_folder
 from gnnpar.data.folder import Folder
-from gnnpar.data.preprocess import canonical_edges
+from gnnpar.data.preprocess import Preprocess, canonical_edges
+from gnnpar.data.raw import EdgeList
 from gnnpar.folds.edge_data import SelfLoops
 
 NODES = 211
@@ -50,7 +50,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (stored, folder):
         monkeypatch.setattr(module, "CHUNK_EDGES", 97)
     monkeypatch.setattr(stored, "CHUNK_ROWS", 13)
-    monkeypatch.setattr(external, "canonical_csr", partial(external.canonical_csr, bucket_edges=300))
+    monkeypatch.setattr(stored, "canonical_csr", partial(stored.canonical_csr, bucket_edges=300))
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr"])
@@ -112,22 +112,19 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
     cases: list[tuple[SelfLoops, bool, bool]]
     cases = [(True, True, True), (False, False, False), (True, False, True), ("keep", True, False)]
     for loops, both, distinct in cases:
+        config = Preprocess(symmetrize=both, self_loops=loops, drop_duplicates=distinct)
         want = canonical_edges(
             EdgeList(torch.from_numpy(pairs)),
+            config,
             num_nodes=nodes,
-            symmetrize=both,
-            self_loops=loops,
-            drop_duplicates=distinct,
         ).edge_index
-        indptr, indices, _ = external.canonical_csr(
+        indptr, indices, _ = stored.canonical_csr(
             lambda: iter([(pairs[0, :7], pairs[1, :7], {}), (pairs[0, 7:], pairs[1, 7:], {})]),
             tmp_path,
+            config,
             name="g",
             num_nodes=nodes,
             num_edges=edges,
-            symmetrize=both,
-            self_loops=loops,
-            drop_duplicates=distinct,
             bucket_edges=20,
         )
         assert np.array_equal(indices[0 : len(indices)], want[0].numpy())

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.links import ExcludedNodes, Link
-from gnnpar.data.preprocess import canonical_edges
+from gnnpar.data.preprocess import Preprocess, canonical_edges
+from gnnpar.data.raw import EdgeList
 from gnnpar.verify.conformance import small_graph
 
 NODES = 60
@@ -20,7 +20,7 @@ NODES = 60
 
 def undirected(ends: Tensor, num_nodes: int = NODES) -> Dataset:
     """With both directions of every edge, and self loops. Shapes: ends [2, n]."""
-    edges = canonical_edges(EdgeList(ends), num_nodes=num_nodes, symmetrize=True, self_loops=True).edge_index
+    edges = canonical_edges(EdgeList(ends), Preprocess(symmetrize=True), num_nodes=num_nodes).edge_index
     mask = torch.ones(num_nodes, dtype=torch.bool)
     return Dataset.of(
         "drawn",

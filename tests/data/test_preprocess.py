@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from data.samples import raw_graph
 from gnnpar.data import Preprocess, prepare
-from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import EdgeChanges
 from gnnpar.data.preprocess import canonical_edges
+from gnnpar.data.raw import EdgeList
 from gnnpar.folds.edge_data import EdgeData
 
 EDGES = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40)
@@ -21,7 +21,8 @@ EDGES = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40)
 @given(edges=EDGES, symmetrize=st.booleans(), self_loops=st.sampled_from([True, False, "keep"]))
 def test_canonical_edges_are_the_sorted_set(edges, symmetrize, self_loops):
     given_edges = EdgeList(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t())
-    found = canonical_edges(given_edges, num_nodes=9, symmetrize=symmetrize, self_loops=self_loops)
+    config = Preprocess(symmetrize=symmetrize, self_loops=self_loops)
+    found = canonical_edges(given_edges, config, num_nodes=9)
     out = found.edge_index
     expected = {(i, j) for j, i in edges if i != j}
     if symmetrize:
@@ -31,14 +32,15 @@ def test_canonical_edges_are_the_sorted_set(edges, symmetrize, self_loops):
     if self_loops == "keep":
         expected |= {(i, i) for j, i in edges if i == j}
     assert [(i, j) for j, i in out.t().tolist()] == sorted(expected)
-    again = canonical_edges(found, num_nodes=9, symmetrize=symmetrize, self_loops=self_loops)
+    again = canonical_edges(found, config, num_nodes=9)
     assert torch.equal(again.edge_index, out)
 
 
 @given(edges=EDGES, symmetrize=st.booleans())
 def test_loops_that_are_kept_stay_as_often_as_they_are_there(edges, symmetrize):
     given_edges = EdgeList(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t())
-    out = canonical_edges(given_edges, num_nodes=9, symmetrize=symmetrize, self_loops="keep", drop_duplicates=False)
+    config = Preprocess(symmetrize=symmetrize, self_loops="keep", drop_duplicates=False)
+    out = canonical_edges(given_edges, config, num_nodes=9)
     expected = [(i, j) for j, i in edges] + [(j, i) for j, i in edges if symmetrize and i != j]
     assert [(i, j) for j, i in out.edge_index.t().tolist()] == sorted(expected)
 
@@ -138,8 +140,8 @@ def test_numbered_splits_are_columns_or_rows(rows):
 def weighted(edges: list[tuple[int, int, float]], **options: Any) -> dict[tuple[int, int], list[float]]:
     """Canonical edges of four nodes with their weights."""
     src, dst, weight = zip(*edges, strict=True)
-    how: dict[str, Any] = {"num_nodes": 4, "symmetrize": False, "self_loops": True} | options
-    found = canonical_edges(EdgeList(torch.tensor([src, dst]), EdgeData(weight=torch.tensor(weight))), **how)
+    edges_of = EdgeList(torch.tensor([src, dst]), EdgeData(weight=torch.tensor(weight)))
+    found = canonical_edges(edges_of, Preprocess(**options), num_nodes=4)
     kept: dict[tuple[int, int], list[float]] = {}
     assert found.data.weight is not None
     for (a, b), w in zip(found.edge_index.T.tolist(), found.data.weight.tolist(), strict=True):

@@ -20,8 +20,7 @@ from conftest import Run
 from data.samples import hetero, raw_graph
 from gnnpar.config.compose import compose
 from gnnpar.data import Preprocess, prepare
-from gnnpar.data.given import as_data, write_given
-from gnnpar.data.saved import PT
+from gnnpar.data.saved import PT, as_data, write_given
 from gnnpar.data.saved import raw_graph as raw_of
 from gnnpar.training.result.header import dataset_name
 

@@ -5,24 +5,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _PARSER = threading.Lock()  # CPython 3.11.7 raises SystemError if two threads parse headers (ast) at once
-
-
-class Slices(Protocol):
-    """Rows by slices: an array, or a file."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
 def load_npy(file: Path, *, mapped: bool = False) -> np.ndarray:
@@ -66,10 +54,10 @@ class Column:
         except (OSError, ValueError) as error:
             raise ValueError(f"{file} cannot be read as .npy ({error}); save it with numpy.save") from error
         assert isinstance(array, np.memmap)
-        self.shape, self.dtype, self._start = array.shape, array.dtype, array.offset
+        self.shape, self.dtype = array.shape, array.dtype
         if not array.ndim or 0 in array.shape[1:] or not array.flags.c_contiguous:
             raise ValueError(f"{file} of shape {list(array.shape)} has no rows in C order; save it with numpy.save")
-        expected, actual = self._start + array.nbytes, file.stat().st_size
+        expected, actual = array.offset + array.nbytes, file.stat().st_size
         if actual != expected:
             raise ValueError(f"{file} is {actual} bytes, its header says {expected}; write it again")
 
@@ -77,15 +65,10 @@ class Column:
         return self.shape[0]
 
     def __getitem__(self, rows: slice, /) -> np.ndarray:
-        first, last, step = rows.indices(len(self))
-        assert step == 1, "rows are read in order"
-        width = int(np.prod(self.shape[1:], dtype=np.int64))
-        at = self._start + first * width * self.dtype.itemsize
-        count = max(0, last - first) * width
-        found = np.fromfile(self.file, dtype=self.dtype, count=count, offset=at)
-        if len(found) != count:
-            raise ValueError(f"{self.file} ends in the middle; write it again")
-        return found.reshape(-1, *self.shape[1:])
+        try:
+            return np.array(load_npy(self.file, mapped=True)[rows])
+        except ValueError as error:
+            raise ValueError(f"{self.file} ends in the middle; write it again") from error
 
 
 class ColumnWriter:

@@ -123,7 +123,13 @@ class Dataset:
         if edge_index.shape[1] > 1:
             key = dst * num_nodes + src
             assert bool((key[1:] >= key[:-1]).all()), "edges must be sorted by (destination, source)"
-        in_degree = torch.bincount(dst, minlength=num_nodes)
+        in_degree, in_weight, types = torch.bincount(dst, minlength=num_nodes), None, 0
+        if edges.weight is not None:  # in the order of the edges
+            weights = edges.weight.double().numpy()
+            in_weight = torch.from_numpy(np.bincount(dst.numpy(), weights=weights, minlength=num_nodes))
+        if edges.type is not None:
+            types = max(num_edge_types or 1, int(edges.type.max()) + 1 if len(edges.type) else 1)
+        width = 0 if edges.attr is None else edges.attr.shape[1]
         return cls(
             name=name,
             x=x,
@@ -136,27 +142,12 @@ class Dataset:
             num_classes=num_classes,
             task=task,
             edges=edges,
-            edge_sizes=sizes_of(edges, in_degree, num_edge_types)._replace(
-                schema=schema, loops=bool((edge_index[0] == edge_index[1]).any())
-            ),
-            in_weight=None if edges.weight is None else weighted_degrees(dst, edges.weight, num_nodes),
+            edge_sizes=EdgeSizes(types, width, degree_histogram(in_degree), schema, bool((src == dst).any())),
+            in_weight=in_weight,
             graph_hash=content_hash((edge_index, x, y, *edges.tensors.values()), label=f"{task}/{num_classes}"),
             split_hash=content_hash(masks, label="split"),
             edge_changes=edge_changes,
         )
-
-
-def sizes_of(edges: EdgeData, in_degree: Tensor, num_types: int | None = None) -> EdgeSizes:
-    """Return the sizes of a graph's edge data. num_types: needed if some types have no edge. Shapes: in_degree [N]."""
-    types = 0
-    if edges.type is not None:
-        types = max(num_types or 1, int(edges.type.max()) + 1 if len(edges.type) else 1)
-    return EdgeSizes(types, 0 if edges.attr is None else edges.attr.shape[1], degree_histogram(in_degree))
-
-
-def weighted_degrees(dst: Tensor, edge_weight: Tensor, num_nodes: int) -> Tensor:
-    """Sum the weights of in-edges, in fp64 and in the order of the edges. Shapes: dst, edge_weight [E] -> [N]."""
-    return torch.from_numpy(np.bincount(dst.numpy(), weights=edge_weight.double().numpy(), minlength=num_nodes))
 
 
 def content_hash(tensors: Iterable[Tensor], *, label: str) -> str:

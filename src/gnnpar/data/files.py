@@ -1,4 +1,4 @@
-"""Raw files in `data_dir`, which may be read-only, and derived files in a cache folder.
+"""Raw files in `data_dir`, which may be read-only, downloads over verified TLS, and derived files in a cache folder.
 
 Cache folders are in `GNNPAR_CACHE` (default: gnnpar in the user's cache folder). They are built in a temporary folder
 and renamed, so that concurrent or killed runs never leave or see an incomplete one.
@@ -8,21 +8,24 @@ import contextlib
 import glob
 import hashlib
 import io
+import logging
 import os
 import shutil
 import tempfile
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from gnnpar.data.downloads import fetch
+from gnnpar.files import open_atomic
 from gnnpar.paths import expanded, own_cache
 from gnnpar.track.console import complain
 
-_PROBE_SECONDS = 4.0
+_LOG = logging.getLogger(__name__)
+_SECONDS = 10.0  # time-out of a download, to connect and without a byte
 Content = TypeVar("Content")
 
 
@@ -140,28 +143,43 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def reachable(url: str) -> bool:
-    """Return True if a server answers within a few seconds."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS):
-            return True
-    except urllib.error.HTTPError as error:  # the server has answered
-        error.close()
-        return True
-    except OSError:
-        return False
+def fetch(addresses: Mapping[str, str], folder: Path) -> None:
+    """Download files into a folder. Raises ValueError, OSError and HTTPException. addresses: file -> URL; for a file in
+    a zip archive, URL#MEMBER. PyG's own downloads do not verify TLS, and unpickle Planetoid's files at once."""
+    archive = folder / "archive.zip"
+    for name, address in addresses.items():
+        file, (url, _, member) = folder / name, address.partition("#")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not member:
+            _download(url, file)
+            continue
+        if not archive.exists():
+            _download(url, archive)
+        with zipfile.ZipFile(archive) as inside, inside.open(member) as source, open_atomic(file) as out:
+            shutil.copyfileobj(source, out)
+    archive.unlink(missing_ok=True)
+
+
+def _download(url: str, file: Path) -> None:
+    _LOG.info("downloading %s into %s", url, file.parent)
+    request = urllib.request.Request(url, headers={"User-Agent": "gnnpar"})
+    with urllib.request.urlopen(request, timeout=_SECONDS) as source, open_atomic(file) as out:
+        shutil.copyfileobj(source, out)
+        told = source.headers.get("Content-Length")
+        if told is not None and out.tell() != int(told):
+            raise ValueError(f"{file.name} is incomplete: {out.tell()} of {told} bytes were received; try again")
 
 
 @dataclass(frozen=True)
 class RawFiles:
     """Raw files of a dataset: `files` in the folder `inside` of data_dir/`folder`. addresses: their URLs, as for
-    `fetch`; None: too large to download automatically."""
+    `fetch`; empty: too large to download automatically."""
 
     name: str
     folder: str
     files: tuple[str, ...]
     inside: str = "."
-    addresses: Callable[[], Mapping[str, str]] | None = None
+    addresses: Callable[[], Mapping[str, str]] = dict
 
 
 def from_cache(
@@ -180,37 +198,26 @@ def from_cache(
     found = find_folder(data_dir, raw.folder)
     there = None if found is None else found / raw.inside
     missing = [name for name in raw.files if there is None or not (there / name).is_file()]
+    whole = there if not missing else None  # the folder with all files
 
-    def process(root: Path) -> None:
-        assert there is not None
-        try:
-            with quiet():
-                make(there, root)
-        except Exception as error:  # libraries raise errors of all kinds
-            raise ValueError(
-                f"dataset {raw.name}: the files in {there} cannot be read ({one_line(error)}); "
-                "compare their checksums or fetch them again."
-            ) from error
-
-    def download(root: Path) -> None:
-        if raw.addresses is None:
+    def build(root: Path) -> None:
+        addresses = raw.addresses() if whole is None else {}
+        if whole is None and not addresses:
             raise _not_found(raw, data_dir, missing, "it is larger than 1 GB, which is not downloaded unasked")
-        addresses = raw.addresses()
-        server = "/".join(next(iter(addresses.values())).split("/")[:3])
-        if not reachable(server):
-            raise _not_found(raw, data_dir, missing, f"{server} cannot be reached")
         try:
             with quiet():
                 fetch(addresses, root / "fetched")
-                make(root / "fetched", root)
-        except Exception as error:
-            raise _not_found(raw, data_dir, missing, f"the download failed ({one_line(error)})") from error
+                make(whole or root / "fetched", root)
+        except Exception as error:  # libraries raise errors of all kinds
+            if whole is None:
+                raise _not_found(raw, data_dir, missing, _failure(error, addresses)) from error
+            raise ValueError(
+                f"dataset {raw.name}: the files in {whole} cannot be read ({one_line(error)}); "
+                "compare their checksums or fetch them again."
+            ) from error
         shutil.rmtree(root / "fetched", ignore_errors=True)
 
-    if missing or there is None:
-        root = cached_folder(f"{kind}/{raw.name}-downloaded", download)
-    else:
-        root = cached_folder(f"{kind}/{raw.name}-{fingerprint(there, raw.files)}", process)
+    root = cached_folder(f"{kind}/{raw.name}-{'downloaded' if whole is None else fingerprint(whole, raw.files)}", build)
     try:
         with quiet():
             return read(root)
@@ -219,6 +226,12 @@ def from_cache(
             f"dataset {raw.name}: {root} of the cache cannot be read ({one_line(error)}); remove that folder, or set "
             "GNNPAR_CACHE to one of your own."
         ) from error
+
+
+def _failure(error: Exception, addresses: Mapping[str, str]) -> str:
+    if type(error) is urllib.error.URLError:  # without an answer; HTTPError is a subclass
+        return f"{'/'.join(next(iter(addresses.values())).split('/')[:3])} cannot be reached"
+    return f"the download failed ({one_line(error)})"
 
 
 def _not_found(raw: RawFiles, data_dir: Path | None, missing: Sequence[str], why: str) -> ValueError:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import MATRICES
-from gnnpar.data.raw import TaskChoice, as_real, checked_data, checked_features, is_wide, refuse_unread, task_of
+from gnnpar.data.raw import MASKS, TaskChoice, as_real, checked_data, checked_features, is_wide, refuse_unread, task_of
 from gnnpar.files import require_memory
 from gnnpar.folds.edge_data import EdgeData, Schema
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 SCHEMA = "gnnpar_schema"
 """The field of a `Data` that holds the text of its `Schema`."""
 
-_MASKS = ("train_mask", "val_mask", "test_mask")
 _Fields = dict[str, object]
 _EdgeType = tuple[str, str, str]  # source, relation, destination
 
@@ -40,14 +39,11 @@ def homogeneous(data: HeteroData, *, known: Schema | None = None, double: bool =
     if not isinstance(data, HeteroData):
         raise ValueError(f"there is a {type(data).__name__}, not a torch_geometric.data.HeteroData; give one.")
     fields = flattened("given", data, task=None)
-    x, ends, weight, attr = (fields.get(key) for key in ("x", "edge_index", "edge_weight", "edge_attr"))
-    assert isinstance(x, Tensor)
-    assert isinstance(ends, Tensor)
-    given = {key: value for key, value in (("weight", weight), ("attr", attr)) if isinstance(value, Tensor)}
-    edges = checked_data("given", EdgeData(**given), ends.shape[1], double=double)
-    fields["x"] = checked_features("given", x, double=double)
-    found = Data.from_dict(fields | {f"edge_{key}": value for key, value in edges.tensors.items()})
-    mine = _schema("given", data)
+    found, mine = Data.from_dict(fields), _schema("given", data)
+    given = {kind: found[f"edge_{kind}"] for kind in ("weight", "attr") if f"edge_{kind}" in fields}
+    edges = checked_data("given", EdgeData(**given), found["edge_index"].shape[1], double=double)
+    found.x = checked_features("given", found["x"], double=double)
+    found.update({f"edge_{key}": value for key, value in edges.tensors.items()})
     if known is not None and (known.nodes, known.edges) != (mine.nodes, mine.edges):
         raise ValueError(
             f"the HeteroData has nodes {dict(mine.nodes)} and edges {list(mine.edges)}, and the model was trained on "
@@ -127,15 +123,9 @@ def _features(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int]
     dtype = torch.float64 if any(map(is_wide, given.values())) else torch.float32
     nbytes = 4 * dtype.itemsize * rows * width  # about four copies until the end of an epoch
     require_memory(nbytes, f"dataset {name}: {width} columns of {len(given)} types of nodes", "give fewer")
-    out = torch.zeros(rows, width, dtype=dtype)
-    row = column = 0
-    for kind, x in enumerate(given.values()):
-        block = out[row : row + len(x)]
-        block[:, column : column + x.shape[1]] = x
-        if kinds:
-            block[:, width - kinds + kind] = 1
-        row, column = row + len(x), column + x.shape[1]
-    return out
+    x = torch.block_diag(*(each.to(dtype) for each in given.values()))
+    one_hot = torch.block_diag(*(torch.ones(len(each), 1, dtype=dtype) for each in given.values()))
+    return torch.cat([x, one_hot], 1) if kinds else x
 
 
 def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int], task: TaskChoice) -> dict[str, Tensor]:
@@ -150,14 +140,14 @@ def _labels(name: str, nodes: Mapping[str, _Fields], counts: Mapping[str, int], 
     start, total = _start(key, counts), sum(counts.values())
     own = slice(start, start + counts[key])
     found: dict[str, Tensor] = {}
-    for field in ("y", *_MASKS):
+    for field in ("y", *MASKS):
         value = nodes[key].get(field)
         if value is None:
             continue
         rows = as_real(name, f"{field} of type {key}", value)
         if not rows.ndim or len(rows) != counts[key]:
             raise ValueError(f"dataset {name}: {field} of type {key} has {list(rows.shape)} of {counts[key]} nodes.")
-        if field in _MASKS:
+        if field in MASKS:
             missing = 0
         elif rows.is_floating_point():
             missing = torch.nan

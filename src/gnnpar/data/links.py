@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class Link:
     negatives: Annotated[int, Ge(1), Le(1000)] = 1
     eval_negatives: Annotated[int, Ge(1), Le(100_000)] = 100
     split_seed: Annotated[int, Ge(0)] | None = 0
+    name: ClassVar[TaskName] = "link"
+    reduction: ClassVar[Literal["sum", "concat"]] = "concat"
 
     def __post_init__(self) -> None:
         if self.val_fraction + self.test_fraction >= 1:
@@ -53,24 +55,12 @@ class Link:
             )
 
     @property
-    def name(self) -> TaskName:
-        return "link"
-
-    @property
-    def reduction(self) -> Literal["sum", "concat"]:
-        return "concat"
-
-    @property
     def out_dim(self) -> int:
         return self.width
 
     @property
     def metric_name(self) -> str:
-        return "mrr" if self.metric == "mrr" else self.hits_name
-
-    @property
-    def hits_name(self) -> str:
-        return f"hits@{self.hits}"
+        return "mrr" if self.metric == "mrr" else f"hits@{self.hits}"
 
     def prepare(self, dataset: Dataset, seed: int) -> Dataset:
         """Return the dataset with pairs, without edges of validation and test. `seed`: the run's seed."""
@@ -98,12 +88,10 @@ class Link:
         """Return both metrics. With fewer negatives than K, hits@K is 1, as in OGB."""
         of_negatives = statistics[:, 0].isnan()
         positives, negatives = statistics[~of_negatives], statistics[of_negatives, 1]
-        if not len(positives):
-            return {"mrr": torch.nan, self.hits_name: torch.nan}
-        hits = 1.0
-        if len(negatives) >= self.hits:
+        hits = 1.0 if len(positives) else torch.nan
+        if len(positives) and len(negatives) >= self.hits:
             hits = float((positives[:, 1] > negatives.topk(self.hits).values[-1]).double().mean())
-        return {"mrr": float(positives[:, 0].mean()), self.hits_name: hits}
+        return {"mrr": float(positives[:, 0].mean()), f"hits@{self.hits}": hits}  # the mean of no rows is nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +118,7 @@ class ExcludedNodes:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.start, self.gaps))
+        return self.start.nbytes + self.gaps.nbytes
 
     def at(self, sources: Tensor) -> ExcludedNodes:
         """Select sources [s], renumbered from 0 in this order."""
@@ -209,7 +197,7 @@ class OwnPairs:
     @property
     def nbytes(self) -> int:
         tensors = (self.number, self.source, self.destination, self.taken_of, self.val, self.test)
-        return self.taken.nbytes + sum(t.numel() * t.element_size() for t in tensors)
+        return self.taken.nbytes + sum(t.nbytes for t in tensors)
 
     def to(self, device: torch.device) -> OwnPairs:
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -234,32 +222,27 @@ def split(dataset: Dataset, task: Link, seed: int) -> Dataset:
     keys, pair_of = np.unique(low * num_nodes + high, return_inverse=True)
     rng = np.random.default_rng(seed)
     order, coin = rng.permutation(len(keys)), rng.random(len(keys)) < 0.5
-    counts = {name: round(share * len(keys)) for name, share in _fractions(task).items()}
-    for name, share in _fractions(task).items():
-        if share and not counts[name]:
+    num_val, num_test = round(task.val_fraction * len(keys)), round(task.test_fraction * len(keys))
+    for name, share, count in (("val", task.val_fraction, num_val), ("test", task.test_fraction, num_test)):
+        if share and not count:
             raise ValueError(
                 f"dataset {dataset.name} has {len(keys)} pairs of nodes with an edge, too few for "
                 f"task.{name}_fraction={share:g}; raise it, or set it to 0"
             )
-    num_val, num_test = counts["val"], counts["test"]
     if len(keys) <= num_val + num_test:
         raise ValueError(
             f"dataset {dataset.name} has {len(keys)} pairs of nodes with an edge, and {num_val} for validation and "
             f"{num_test} for test leave none to train on; lower task.val_fraction or task.test_fraction"
         )
-    forward = np.zeros(len(keys), dtype=bool)
-    forward[pair_of[src[apart] < dst[apart]]] = True
-    backward = np.zeros(len(keys), dtype=bool)
-    backward[pair_of[src[apart] > dst[apart]]] = True
+    forward = np.bincount(pair_of[low == src[apart]], minlength=len(keys)) > 0
+    backward = np.bincount(pair_of[low == dst[apart]], minlength=len(keys)) > 0
     first, second = np.divmod(keys, num_nodes)
     turned = np.where(forward & backward, coin, backward)  # an edge in one direction keeps its source
     ends = torch.from_numpy(np.stack([np.where(turned, second, first), np.where(turned, first, second)]))
     test, val, train = np.split(order, [num_test, num_test + num_val])
     train = np.sort(train)
-    in_train = np.zeros(len(keys), dtype=bool)
-    in_train[train] = True
     kept = np.ones(len(src), dtype=bool)
-    kept[apart] = in_train[pair_of]
+    kept[apart] = np.isin(np.arange(len(keys)), train)[pair_of]
     everyone, taken = ExcludedNodes.of(ends, num_nodes), ExcludedNodes.of(ends[:, train], num_nodes)
     for table, places in ((everyone, np.concatenate([val, test])), (taken, train)):
         sources = ends[0, places]
@@ -296,7 +279,3 @@ def _with_negatives(ends: Tensor, chosen: np.ndarray, everyone: ExcludedNodes, c
     source, destination = ends[:, numbers]
     drawn = everyone.draw(source, numbers, count, fold_key(seed, _EVALUATION))
     return torch.cat([source[:, None], destination[:, None], drawn], 1)
-
-
-def _fractions(task: Link) -> dict[str, float]:
-    return {"val": task.val_fraction, "test": task.test_fraction}

@@ -29,9 +29,8 @@ from gnnpar.data.columns import tensor_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.files import find_path
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph, TaskChoice, masks_of, refuse_unread, task_of
+from gnnpar.data.raw import RawGraph, TaskChoice, refuse_unread
 from gnnpar.files import require_memory
-from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData
 
 _ALIASES = {"edge_index": "edges", "x": "node_features", "y": "node_labels"} | {
     f"{part}_mask": f"{part}_masks" for part in ("train", "val", "test")
@@ -58,53 +57,40 @@ class NPZ(Preprocess):
         return replace(self, task="link") if self.features == "file" else self
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        arrays = _open(self, data_dir)
-        return prepare(_raw_graph(self, arrays), self, seed=seed)
+        return prepare(_raw_graph(self, data_dir), self, seed=seed)
 
 
-def _open(config: NPZ, data_dir: Path | None) -> dict[str, np.ndarray]:
-    found = find_path(config.name, config.path, data_dir, example="dataset=npz dataset.path=my.npz")
+def _raw_graph(config: NPZ, data_dir: Path | None) -> RawGraph:
+    file = find_path(config.name, config.path, data_dir, example="dataset=npz dataset.path=my.npz")
     try:
-        with np.load(found, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {key: array for key in archive.files if isinstance(array := archive[key], np.ndarray)}
     except Exception as error:  # zipfile, zlib and numpy raise errors of all kinds
         text = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
-            f"dataset {config.name}: {found} cannot be read as .npz ({text}); save it with numpy.savez."
+            f"dataset {config.name}: {file} cannot be read as .npz ({text}); save it with numpy.savez."
         ) from error
-    return {key: array for key, array in arrays.items() if isinstance(array, np.ndarray)}
-
-
-def _raw_graph(config: NPZ, arrays: dict[str, np.ndarray]) -> RawGraph:
     refuse_unread(config.name, arrays)
-    held, pairs, unlabelled = ", ".join(arrays) or "nothing", "edges" in arrays, config.task == "link"
+    held, pairs = ", ".join(arrays) or "nothing", "edges" in arrays
+    unlabelled, from_file = config.task == "link", config.features == "file"
     for key, other in _ALIASES.items():
         if key in arrays and other in arrays:
             raise ValueError(f"dataset {config.name}: {config.path} has both {key} and {other}; leave one of them out.")
         if other in arrays:
             arrays[key] = arrays.pop(other).T if key == "edge_index" else arrays.pop(other)
-    needed = ["edge_index", *(["x"] if unlabelled else ["y", *(["x"] if config.features == "file" else [])])]
+    needed = ["edge_index", *(["y"] if not unlabelled else []), *(["x"] if unlabelled or from_file else [])]
     for key in needed:
         if key not in arrays:
             hint = "; or set dataset.features=identity or degree" if key == "x" else ""
             raise ValueError(f"dataset {config.name}: {config.path} has no {key} (it holds {held}); add it{hint}.")
     optional = [key for key in arrays if key.startswith("edge_") or key.endswith("_mask")]
-    read = dict.fromkeys((*needed, *optional))
-    rows = {key: tensor_of(arrays[key], f"dataset {config.name}: {key}") for key in read}
+    rows = {key: tensor_of(arrays[key], f"dataset {config.name}: {key}") for key in (*needed, *optional)}
     y = torch.zeros(rows["x"].shape[:1]) if unlabelled else rows["y"]
     if not y.ndim or not len(y):
         raise ValueError(f"dataset {config.name}: y has shape {list(y.shape)}; give one label a node.")
-    edge_index = rows["edge_index"]
-    return RawGraph(
-        name=config.name,
-        x=rows["x"] if config.features == "file" else _features(config, edge_index, num_nodes=len(y), pairs=pairs),
-        y=y,
-        edge_index=edge_index,
-        task=task_of(y, config.task),
-        masks=masks_of(rows),
-        pairs=pairs,
-        edges=EdgeData(**{kind: rows[f"edge_{kind}"] for kind in EDGE_KINDS if f"edge_{kind}" in rows}),
-    )
+    if not from_file:
+        rows["x"] = _features(config, rows["edge_index"], num_nodes=len(y), pairs=pairs)
+    return replace(RawGraph.of(config.name, {**rows, "y": y}, config.task), pairs=pairs)
 
 
 def _features(config: NPZ, edge_index: Tensor, *, num_nodes: int, pairs: bool) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gnnpar.data.columns import load_npy
 from gnnpar.data.dataset import Dataset
@@ -18,10 +17,9 @@ from gnnpar.data.files import RawFiles, from_cache
 from gnnpar.data.preprocess import Preprocess, prepare
 from gnnpar.data.raw import RawGraph
 
-Arrays = dict[str, np.ndarray]
+_Arrays = dict[str, np.ndarray]
 _PARTS = ("train", "valid", "test")
 _ARXIV = "https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip#arxiv/"
-_ARRAYS = ("x", "y", "edge_index", *_PARTS)
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,6 @@ class OGBDataset(Preprocess):
         return prepare(_raw_graph(self.name, data_dir), self, seed=seed)
 
 
-def required_files(name: str) -> tuple[str, ...]:
-    return _SOURCES[name].files
-
-
 def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
     source = _SOURCES[name]
 
@@ -71,15 +65,38 @@ def _raw_graph(name: str, data_dir: Path | None) -> RawGraph:
         for key, array in _read(source, raw).items():
             np.save(root / f"{key}.npy", array)
 
-    def read(root: Path) -> Arrays:
-        return {key: load_npy(root / f"{key}.npy", mapped=True) for key in _ARRAYS}
+    def read(root: Path) -> _Arrays:
+        return {key: load_npy(root / f"{key}.npy", mapped=True) for key in ("x", "y", "edge_index", *_PARTS)}
 
-    addresses = (lambda: {file: _ARXIV + file for file in source.files}) if name == "ogbn_arxiv" else None
-    files = RawFiles(name, source.folder, source.files, addresses=addresses)
-    return _graph_of(name, source, from_cache(files, data_dir, "ogb_arrays", make=make, read=read))
+    addresses = {file: _ARXIV + file for file in source.files} if name == "ogbn_arxiv" else {}
+    files = RawFiles(name, source.folder, source.files, addresses=lambda: addresses)
+    arrays = from_cache(files, data_dir, "ogb_arrays", make=make, read=read)
+    x, y, edges = (torch.from_numpy(np.array(arrays[key])) for key in ("x", "y", "edge_index"))
+    masks = torch.zeros(3, len(x), dtype=torch.bool)
+    for mask, part in zip(masks, _PARTS, strict=True):
+        nodes = arrays[part]
+        if nodes.dtype.kind not in "iu" or nodes.ndim != 1:
+            raise ValueError(f"dataset {name}: the split {part} is no list of node ids; fetch its files again.")
+        low, high = (nodes.min(), nodes.max()) if len(nodes) else (0, -1)
+        if low < 0 or high >= len(x):
+            raise ValueError(
+                f"dataset {name}: the split {part} names nodes {low} to {high}, but there are 0 to {len(x) - 1}; "
+                "fetch its files again."
+            )
+        mask[torch.from_numpy(nodes.astype(np.int64))] = True
+    return RawGraph(
+        name=name,
+        x=x,
+        y=y,
+        edge_index=edges,
+        task="single_label",
+        masks=(masks[0], masks[1], masks[2]),
+        pairs=source.pairs,
+        num_classes=source.num_classes,
+    )
 
 
-def _read(source: _Source, folder: Path) -> Arrays:
+def _read(source: _Source, folder: Path) -> _Arrays:
     """Return the arrays of OGB's files. Raises ValueError if they disagree, or hold no numbers."""
     raw, split = folder / "raw", folder / "split" / source.split
     if source.binary:
@@ -103,33 +120,3 @@ def _table(file: Path, dtype: type[np.generic]) -> np.ndarray:
     import pandas as pd
 
     return pd.read_csv(file, compression="gzip", header=None, dtype=dtype).to_numpy()
-
-
-def _graph_of(name: str, source: _Source, arrays: Arrays) -> RawGraph:
-    x, y, edges = (torch.from_numpy(np.array(arrays[key])) for key in ("x", "y", "edge_index"))
-    masks = torch.zeros(3, len(x), dtype=torch.bool)
-    for row, part in enumerate(_PARTS):
-        masks[row, _nodes_of(name, part, arrays[part], len(x))] = True
-    return RawGraph(
-        name=name,
-        x=x,
-        y=y,
-        edge_index=edges,
-        task="single_label",
-        masks=(masks[0], masks[1], masks[2]),
-        pairs=source.pairs,
-        num_classes=source.num_classes,
-    )
-
-
-def _nodes_of(name: str, part: str, nodes: np.ndarray, num_nodes: int) -> Tensor:
-    """Return a part of the split, [nodes] int64. Raises ValueError for ids outside 0..num_nodes - 1."""
-    if nodes.dtype.kind not in "iu" or nodes.ndim != 1:
-        raise ValueError(f"dataset {name}: the split {part} is no list of node ids; fetch its files again.")
-    low, high = (nodes.min(), nodes.max()) if len(nodes) else (0, -1)
-    if low < 0 or high >= num_nodes:
-        raise ValueError(
-            f"dataset {name}: the split {part} names nodes {low} to {high}, but there are 0 to {num_nodes - 1}; "
-            "fetch its files again."
-        )
-    return torch.from_numpy(nodes.astype(np.int64))

@@ -2,6 +2,8 @@
 by (destination, source), count degrees, split, normalise (`standard` is fitted on training nodes only), hash.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,14 +15,10 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import MATRICES, Dataset, EdgeChanges
-from gnnpar.data.raw import RawGraph, check_split, checked, has_label, merged_in, stored_as
+from gnnpar.data.raw import EdgeList, RawGraph, check_split, checked, has_label, merged_in, stored_as
 from gnnpar.folds.edge_data import EdgeData, SelfLoops
 from gnnpar.track.console import say
-
-AutoLoops = SelfLoops | Literal["auto"]
-"""auto: `Preprocess.usual_loops`, or the loops that a PyG model needs (`settings.build_settings`)."""
 
 Masks = tuple[Tensor, Tensor, Tensor]
 
@@ -48,7 +46,8 @@ class Generated(Protocol):
 class Preprocess:
     """Preprocessing of a graph: part of a dataset's definition, and therefore of its hashes."""
 
-    self_loops: AutoLoops = "auto"  # true: one per node; false: none; keep: the graph's own; auto: `usual_loops`
+    # true: one per node; false: none; keep: the graph's own; auto: `usual_loops`, or those that a PyG model needs
+    self_loops: SelfLoops | Literal["auto"] = "auto"
     symmetrize: bool = False  # add the reverse of every edge
     drop_duplicates: bool | Literal["auto"] = "auto"  # auto: true
     normalize: Literal["none", "row", "standard"] = "none"  # row: rows sum to 1; standard: training mean 0, deviation 1
@@ -102,14 +101,14 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
         say(f"dataset {raw.name}: x has {found}; dataset.normalize={how} is computed in float64")
     assert raw.num_classes is not None
     num_nodes = raw.x.shape[0]
-    listed = EdgeList(raw.edge_index, raw.edges)
-    edges = edges_as(config, raw.name, listed, num_nodes=num_nodes, pairs=raw.pairs)
+    edges = canonical_edges(
+        EdgeList(raw.edge_index, raw.edges), config, name=raw.name, num_nodes=num_nodes, pairs=raw.pairs
+    )
     if raw.task == "link":  # pairs are split later; features are normalised by all nodes
         none = torch.zeros(num_nodes, dtype=torch.bool)
         masks = (~none, none, none)
     else:
         masks = make_split(raw, config, seed=seed)
-        check_split(raw, masks)
     dataset = Dataset.of(
         raw.name,
         x=normalized(raw.x, how, train_mask=masks[0], double=config.double, name=raw.name),
@@ -121,76 +120,60 @@ def prepare(raw: RawGraph, config: Preprocess, *, seed: int) -> Dataset:
         edges=edges.data,
         num_edge_types=raw.num_edge_types,
         schema=raw.schema,
-        edge_changes=changes(listed.edge_index, edges.edge_index, both_ways=config.symmetrize or raw.pairs),
+        edge_changes=_changes(raw.edge_index, edges.edge_index, both_ways=config.symmetrize or raw.pairs),
     )
     return replace(dataset, rounded=config.rounds(t is not None and t.dtype == torch.float64 for t in numbers))
 
 
-def changes(before: Tensor, after: Tensor, *, both_ways: bool) -> EdgeChanges:
+def _changes(before: Tensor, after: Tensor, *, both_ways: bool) -> EdgeChanges:
     """Count self loops added and removed, and edges dropped. both_ways: reverses were added. Shapes: [2, E]."""
     loops, kept = (int((edges[0] == edges[1]).sum()) for edges in (before, after))
     dropped = 0 if both_ways else before.shape[1] - loops - (after.shape[1] - kept)
     return EdgeChanges(max(0, kept - loops), max(0, loops - kept), dropped)
 
 
-def edges_as(config: Preprocess, name: str, edges: EdgeList, *, num_nodes: int, pairs: bool) -> EdgeList:
-    """Return canonical edges as configured. pairs: each edge is listed once, for both directions."""
-    return canonical_edges(
-        edges,
-        name=name,
-        num_nodes=num_nodes,
-        symmetrize=config.symmetrize or pairs,
-        self_loops=config.loops,
-        drop_duplicates=config.merges,
-    )
-
-
 EdgeValues = dict[str, np.ndarray]  # edge data by kind: [E] or [E, D]
 
 
 def canonical_edges(
-    edges: EdgeList,
-    *,
-    num_nodes: int,
-    symmetrize: bool,
-    self_loops: SelfLoops,
-    drop_duplicates: bool = True,
-    name: str = "given",
+    edges: EdgeList, config: Preprocess, *, num_nodes: int, pairs: bool = False, name: str = "given"
 ) -> EdgeList:
-    """Return edges with their data, sorted by (destination, source), type, weight and attributes.
+    """Return edges with their data as configured, sorted by (destination, source), type, weight and attributes.
 
     Edges of different types do not repeat each other. An added self loop has weight 1, or the weight of the loops it
-    replaces. Raises ValueError if repetitions to drop differ in weight or attributes. Shapes: [2, E].
+    replaces. pairs: each edge is listed once, for both directions. Raises ValueError if repetitions to drop differ in
+    weight or attributes. Shapes: [2, E].
     """
     src, dst = edges.edge_index.numpy()
     apart = src != dst
-    kept = slice(None) if self_loops == "keep" else apart
+    kept = slice(None) if config.loops == "keep" else apart
     given: EdgeValues = {kind: edges.data.tensors[kind].numpy() for kind in sorted(edges.data.kinds)}
     key, values = (dst * num_nodes + src)[kept], {kind: value[kept] for kind, value in given.items()}
-    if symmetrize:
+    if config.symmetrize or pairs:
         key = np.concatenate([key, (src * num_nodes + dst)[apart]])
         values = {kind: np.concatenate([value, given[kind][apart]]) for kind, value in values.items()}
-    if self_loops is True:
-        refuse_loops(name, values)
+    if config.loops is True:
+        own = added_loops(name, num_nodes, {kind: value.dtype for kind, value in given.items()})
         key = np.concatenate([key, np.arange(num_nodes) * (num_nodes + 1)])
-        if values:
-            own = LoopWeights(name, num_nodes, given["weight"].dtype)
+        if own is not None:
             own.add(src[~apart], given["weight"][~apart])
             values = {"weight": np.concatenate([values["weight"], own.weights])}
-    key, values = sorted_edges(name, key, values, num_nodes, drop_duplicates=drop_duplicates)
+    key, values = sorted_edges(name, key, values, num_nodes, drop_duplicates=config.merges)
     dst_out, src_out = np.divmod(key, num_nodes)
     data = EdgeData(**{kind: torch.from_numpy(value) for kind, value in values.items()})
     return EdgeList(torch.stack([torch.from_numpy(src_out), torch.from_numpy(dst_out)]), data)
 
 
-def refuse_loops(name: str, kinds: Iterable[str]) -> None:
-    """Raise ValueError if edges have types or attributes, which added self loops lack."""
+def added_loops(name: str, num_nodes: int, kinds: Mapping[str, np.dtype]) -> LoopWeights | None:
+    """Return the weights of the self loops to add; None without weights. kinds: dtypes of edge data. Raises ValueError
+    if edges have types or attributes, which added self loops lack."""
     titles = {"type": "types", "attr": "attributes"}
     if lacking := [titles[kind] for kind in sorted(kinds) if kind in titles]:
         raise ValueError(
             f"dataset {name}: its edges have {' and '.join(lacking)}, which self loops that are added have not; set "
             "dataset.self_loops=keep, or false to leave the graph's own out."
         )
+    return LoopWeights(name, num_nodes, kinds["weight"]) if kinds else None
 
 
 class LoopWeights:
@@ -297,13 +280,18 @@ _ROWS_AT_ONCE = 1 << 16  # in float64
 
 
 def make_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
-    """Return training, validation and test masks, [N] bool each. seed: the run's seed, used if a field is null."""
+    """Return training, validation and test masks, [N] bool each. seed: the run's seed, used if a field is null. Raises
+    ValueError for an empty training split, overlapping splits and unlabelled members."""
     if config.split == "public":
-        return _public_split(raw, seed if config.split_index is None else config.split_index)
-    seed = seed if config.split_seed is None else config.split_seed
-    if config.split == "per_class":
-        return _per_class_split(raw, config, seed=seed)
-    return _random_split(raw, config, seed=seed)
+        masks = _public_split(raw, seed if config.split_index is None else config.split_index)
+    else:
+        rng = np.random.default_rng(seed if config.split_seed is None else config.split_seed)
+        drawn = np.zeros((3, len(raw.y)), dtype=bool)
+        (_split_classes if config.split == "per_class" else _split_randomly)(raw, config, rng, drawn)
+        train, val, test = torch.from_numpy(drawn)
+        masks = train, val, test
+    check_split(raw, masks)
+    return masks
 
 
 def _public_split(raw: RawGraph, index: int) -> Masks:
@@ -321,14 +309,14 @@ def _public_split(raw: RawGraph, index: int) -> Masks:
     return train, val, test
 
 
-def _per_class_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
+def _split_classes(raw: RawGraph, config: Preprocess, rng: np.random.Generator, masks: np.ndarray) -> None:
+    """Set masks [3, N] by split=per_class."""
     if raw.task in MATRICES:
         raise ValueError(
             f"dataset {raw.name} is {raw.task}: dataset.split=per_class needs one class a node; use random."
         )
     assert raw.num_classes is not None
-    y, rng = raw.y.numpy(), np.random.default_rng(seed)
-    masks = np.zeros((3, len(y)), dtype=bool)
+    y = raw.y.numpy()
     masks[2] = y >= 0
     need = config.train_per_class + config.val_per_class
     for label in range(raw.num_classes):
@@ -342,23 +330,18 @@ def _per_class_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
         masks[0, members[: config.train_per_class]] = True
         masks[1, members[config.train_per_class :]] = True
         masks[2, members] = False
-    train, val, test = torch.from_numpy(masks)
-    return train, val, test
 
 
-def _random_split(raw: RawGraph, config: Preprocess, *, seed: int) -> Masks:
+def _split_randomly(raw: RawGraph, config: Preprocess, rng: np.random.Generator, masks: np.ndarray) -> None:
+    """Set masks [3, N] by split=random."""
     if config.train_fraction + config.val_fraction > 1:
         raise ValueError(
             f"dataset.train_fraction={config.train_fraction:g} and dataset.val_fraction={config.val_fraction:g} add "
             "up to more than 1; lower one."
         )
     labelled = np.flatnonzero(has_label(raw.y, raw.task).numpy())
-    order = np.random.default_rng(seed).permutation(labelled)
+    order = rng.permutation(labelled)
     num_train = max(1, round(config.train_fraction * len(order)))
     num_val = min(round(config.val_fraction * len(order)), len(order) - num_train)
-    masks = np.zeros((3, len(raw.y)), dtype=bool)
-    masks[0, order[:num_train]] = True
-    masks[1, order[num_train : num_train + num_val]] = True
-    masks[2, order[num_train + num_val :]] = True
-    train, val, test = torch.from_numpy(masks)
-    return train, val, test
+    for mask, nodes in zip(masks, np.split(order, [num_train, num_train + num_val]), strict=True):
+        mask[nodes] = True

@@ -9,16 +9,12 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from gnnpar.data.adjacency import edges_of
 from gnnpar.data.dataset import Dataset, TaskName
 from gnnpar.data.files import RawFiles, from_cache, link_files
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph
+from gnnpar.data.saved import raw_graph
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -45,7 +41,7 @@ class _Source:
         return vars(datasets)[self.cls]
 
     def addresses(self) -> dict[str, str]:
-        """Return the URLs in PyG's class, as for `downloads.fetch`."""
+        """Return the URLs in PyG's class, as for `files.fetch`."""
         known = vars(self.dataset)
         if self.files == _GRAPH_FILES:  # on Google Drive
             return {file: _DRIVE + known[f"{Path(file).stem}_id"] for file in self.files}
@@ -85,7 +81,8 @@ class PyGDataset(Preprocess):
             raise ValueError(f"name={self.name} must be one of {', '.join(_SOURCES)}")
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        return prepare(_raw_graph(self.name, _SOURCES[self.name], as_pyg(self.name, data_dir)), self, seed=seed)
+        raw = raw_graph(self.name, as_pyg(self.name, data_dir), _SOURCES[self.name].task)
+        return prepare(raw, self, seed=seed)
 
 
 def as_pyg(name: str, data_dir: Path | None) -> Data:
@@ -98,7 +95,7 @@ def as_pyg(name: str, data_dir: Path | None) -> Data:
                 if not file.endswith("test.index"):
                     with (raw / file).open("rb") as content:
                         _Arrays(content, encoding="latin1").load()  # check it before PyG unpickles it
-        place = _raw_of(source, root)
+        place = root / "raw" if source.named is None else root / source.folder / "raw"
         if raw.is_relative_to(root):  # a download
             place.parent.mkdir(parents=True, exist_ok=True)
             raw.rename(place)
@@ -130,20 +127,3 @@ class _Arrays(pickle.Unpickler):
         if (module, name) not in _OF_ARRAYS:
             raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which is no array")
         return super().find_class(module, name)
-
-
-def _raw_of(source: _Source, root: Path) -> Path:
-    return root / "raw" if source.named is None else root / source.folder / "raw"
-
-
-Read = Any  # PyG's Data with fields that are dense, sparse or None
-
-
-def _raw_graph(name: str, source: _Source, data: Read) -> RawGraph:
-    masks: tuple[Tensor, Tensor, Tensor] | None = None
-    if getattr(data, "train_mask", None) is not None:
-        masks = (data.train_mask, data.val_mask, data.test_mask)
-    x = data.x.to_dense() if data.x.is_sparse else data.x
-    assert isinstance(x, torch.Tensor)
-    edge_index, edges = edges_of(data)
-    return RawGraph(name=name, x=x, y=data.y, edge_index=edge_index, edges=edges, task=source.task, masks=masks)

@@ -3,24 +3,26 @@
 Each check raises one line: the problem, the numbers, the fix. Isolated nodes, self loops and repeated edges are valid.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnpar.data.adjacency import EdgeList, edge_list_of
 from gnnpar.data.dataset import MATRICES, TaskName
-from gnnpar.folds.edge_data import EdgeData, Schema
+from gnnpar.folds.edge_data import EDGE_KINDS, EdgeData, Schema
 from gnnpar.track.console import say
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint64, torch.uint32)
 _FEWEST_STEPS = 1 << 14  # float32 steps over the range of a column; with fewer, some numbers become equal
 
+MASKS = ("train_mask", "val_mask", "test_mask")
 TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regression", "link"]
 
 
@@ -28,7 +30,7 @@ TaskChoice = Literal["auto", "single_label", "binary", "multi_label", "regressio
 class RawGraph:
     """A graph as read, before preprocessing.
 
-    Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (data/adjacency.py); masks None or
+    Shapes: x [N, F]; y [N], [N, 1] or [N, C]; edge_index [2, E], or an adj_t [N, N] (`edge_list_of`); masks None or
     3 x [N] or [N, S] (S numbered splits); edges: weight [E], type [E], attr [E, D], by the columns of edge_index.
     num_edge_types: needed if some types have no edge. schema: of a HeteroData.
     """
@@ -44,6 +46,69 @@ class RawGraph:
     edges: EdgeData = field(default_factory=EdgeData)
     num_edge_types: int | None = None
     schema: Schema | None = None
+
+    @staticmethod
+    def of(name: str, rows: Mapping[str, Tensor], choice: TaskChoice) -> RawGraph:
+        """Return the graph of tensors by name: x, y, edge_index, edge_weight, edge_type, edge_attr and the masks. A
+        missing val_mask or test_mask is empty; without a train_mask there are no masks."""
+        masks = None
+        if (train := rows.get("train_mask")) is not None:
+            empty = torch.zeros_like(train, dtype=torch.bool)
+            masks = train, rows.get("val_mask", empty), rows.get("test_mask", empty)
+        return RawGraph(
+            name=name,
+            x=rows["x"],
+            y=rows["y"],
+            edge_index=rows["edge_index"],
+            task=task_of(rows["y"], choice),
+            masks=masks,
+            edges=EdgeData(**{kind: rows[f"edge_{kind}"] for kind in EDGE_KINDS if f"edge_{kind}" in rows}),
+        )
+
+
+class EdgeList(NamedTuple):
+    """Edges (sources, destinations) [2, E] and their data."""
+
+    edge_index: Tensor
+    data: EdgeData = EdgeData()
+
+
+def edges_of(data: object) -> EdgeList:
+    """Return the edges of a PyG `Data`: edge_index, else adj_t, with edge_weight, edge_type and edge_attr."""
+    names = ("edge_index", "adj_t", "edge_weight", "edge_type", "edge_attr")
+    edge_index, adj_t, *held = (getattr(data, name, None) for name in names)  # PyG's Data or the like
+    edges = edge_list_of(adj_t if edge_index is None else edge_index)
+    weight, kind, attr = (value if isinstance(value, Tensor) else None for value in held)
+    weight = edges.data.weight if weight is None else _flat(weight)
+    return EdgeList(edges.edge_index, EdgeData(weight=weight, type=kind, attr=attr))
+
+
+def edge_list_of(given: Any) -> EdgeList:  # Any: a tensor, or a SparseTensor, which has no types
+    """Return the edges of an edge_index, unchanged, or of an adj_t: PyG's transposed adjacency matrix [N, N], a
+    torch_sparse.SparseTensor or a tensor in one of torch's sparse layouts.
+
+    Row i of an adj_t lists the sources of i's in-edges; its values are weights unless all are 1. Raises ValueError.
+    """
+    if given is None:
+        raise ValueError("the Data has neither edge_index nor adj_t; give it one of them")
+    if isinstance(given, Tensor) and given.layout == torch.strided:
+        return EdgeList(given)
+    from torch_geometric.typing import SparseTensor  # pyright: ignore[reportAttributeAccessIssue]
+    from torch_geometric.utils import to_edge_index
+
+    if not isinstance(given, Tensor | SparseTensor):
+        raise ValueError(f"the graph is a {type(given).__name__}; give an edge_index [2, E], or an adj_t")
+    shape = list(given.shape if isinstance(given, Tensor) else given.sizes())
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"adj_t is {shape}; it must be [nodes, nodes]")
+    # PyG marks a COO matrix as coalesced, which keeps repeated edges; detach leaves the caller's unchanged
+    (rows, columns), values = to_edge_index(given.detach())
+    weight = None if bool((values == 1).all()) else _flat(values)
+    return EdgeList(torch.stack([columns, rows]), EdgeData(weight=weight))
+
+
+def _flat(weight: Tensor) -> Tensor:
+    return weight[:, 0] if weight.ndim == 2 and weight.shape[1] == 1 else weight
 
 
 def task_of(y: Tensor, choice: TaskChoice) -> TaskName:
@@ -69,14 +134,6 @@ def as_real(name: str, title: str, value: object) -> Tensor:
         kind = "without values" if value.is_meta else value.dtype
         raise ValueError(f"dataset {name}: {title} is {kind}; store a tensor of real numbers.")
     return value.detach().to_dense()
-
-
-def masks_of(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return train_mask, val_mask and test_mask; a missing val or test is empty. None without train_mask."""
-    if "train_mask" not in rows:
-        return None
-    empty = torch.zeros_like(rows["train_mask"], dtype=torch.bool)
-    return rows["train_mask"], rows.get("val_mask", empty), rows.get("test_mask", empty)
 
 
 def refuse_unread(name: str, keys: Iterable[str]) -> None:
@@ -142,7 +199,13 @@ def checked(raw: RawGraph, *, double: bool = False, normalize: bool = False) -> 
     """
     x = checked_features(raw.name, raw.x, double=double or normalize)
     num_nodes = x.shape[0]
-    edge_index, edges = _edges(raw, num_nodes, double=double)
+    try:
+        edge_index, listed = edge_list_of(raw.edge_index)
+    except ValueError as error:
+        raise ValueError(f"dataset {raw.name}: {error}.") from None
+    edge_index = checked_index(raw.name, edge_index, num_nodes)
+    given = raw.edges if raw.edges.weight is not None else replace(raw.edges, weight=listed.weight)
+    edges = checked_data(raw.name, given, edge_index.shape[1], num_types=raw.num_edge_types, double=double)
     y, num_classes = _labels(raw, num_nodes, double=double)
     masks = None if raw.masks is None else tuple(_mask(raw, part, num_nodes) for part in range(3))
     return replace(raw, x=x, y=y, edge_index=edge_index, masks=masks, num_classes=num_classes, edges=edges)
@@ -171,16 +234,6 @@ def checked_features(name: str, x: Tensor, *, double: bool = False, first: int =
     return x.contiguous()
 
 
-def _edges(raw: RawGraph, num_nodes: int, *, double: bool) -> EdgeList:
-    try:
-        edges, data = edge_list_of(raw.edge_index)
-    except ValueError as error:
-        raise ValueError(f"dataset {raw.name}: {error}.") from None
-    edges = checked_index(raw.name, edges, num_nodes)
-    given = raw.edges if raw.edges.weight is not None else replace(raw.edges, weight=data.weight)
-    return EdgeList(edges, checked_data(raw.name, given, edges.shape[1], num_types=raw.num_edge_types, double=double))
-
-
 def checked_index(name: str, edges: Tensor, num_nodes: int) -> Tensor:
     """Return [2, E] int64 with ids in 0..num_nodes - 1. Raises ValueError."""
     if edges.ndim != 2 or edges.shape[0] != 2:
@@ -203,58 +256,36 @@ def checked_index(name: str, edges: Tensor, num_nodes: int) -> Tensor:
 def checked_data(
     name: str, edges: EdgeData, num_edges: int, *, num_types: int | None = None, double: bool = False
 ) -> EdgeData:
-    """Return edge data in canonical dtypes (`double`: see `stored_as`), without weights that are all 1.
-
-    Raises ValueError."""
-    return EdgeData(
-        weight=_weights(name, edges.weight, num_edges, double=double),
-        type=_types(name, edges.type, num_edges, num_types),
-        attr=_attributes(name, edges.attr, num_edges, double=double),
-    )
-
-
-def _weights(name: str, weight: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
-    """Return [E] float32 or float64; None if all weights are 1."""
-    if weight is None:
-        return None
-    weight = _one_per_edge(name, "edge_weight", weight, num_edges)
-    _refuse_complex(name, "edge_weight is", weight)
-    weight = weight.double() if double and is_wide(weight) else weight.float()
-    check_finite(name, "edge_weight", weight.numpy(), first=0)
-    return None if bool((weight == 1).all()) else weight.contiguous()
-
-
-def _types(name: str, types: Tensor | None, num_edges: int, num_types: int | None) -> Tensor | None:
-    """Return [E] int64."""
-    if types is None:
-        return None
-    types = _one_per_edge(name, "edge_type", types, num_edges)
-    if types.dtype not in INTEGERS:
-        raise ValueError(f"dataset {name}: edge_type is {types.dtype}; number the types 0, 1, 2, ... as int64.")
-    types = types.to(torch.int64)
-    check_types(name, types.numpy(), first=0, most=num_types or num_edges)
-    return types.contiguous()
-
-
-def _attributes(name: str, attr: Tensor | None, num_edges: int, *, double: bool) -> Tensor | None:
-    """Return [E, D] float32 or float64."""
-    if attr is None:
-        return None
-    if attr.ndim != 2 or len(attr) != num_edges or not attr.shape[1]:
-        raise ValueError(
-            f"dataset {name}: edge_attr must be [{num_edges}, width], one row an edge, got {list(attr.shape)}; give it "
-            "in the order of edge_index (one number an edge is edge_weight, or [:, None])."
-        )
-    _refuse_complex(name, "edge_attr is", attr)
-    attr = stored_as(name, "edge_attr", attr, double=double)
-    check_finite(name, "edge_attr", attr.numpy(), first=0)
-    return attr.contiguous()
+    """Return edge data: weight [E] and attr [E, D] float32 or float64 (`double`: see `stored_as`), type [E] int64,
+    without weights that are all 1. Raises ValueError."""
+    weight, types, attr = edges.weight, edges.type, edges.attr
+    if weight is not None:
+        weight = _one_per_edge(name, "edge_weight", weight, num_edges)
+        _refuse_complex(name, "edge_weight is", weight)
+        weight = weight.double() if double and is_wide(weight) else weight.float()
+        check_edges(name, "weight", weight.numpy())
+        weight = None if bool((weight == 1).all()) else weight.contiguous()
+    if types is not None:
+        types = _one_per_edge(name, "edge_type", types, num_edges)
+        if types.dtype not in INTEGERS:
+            raise ValueError(f"dataset {name}: edge_type is {types.dtype}; number the types 0, 1, 2, ... as int64.")
+        types = types.to(torch.int64).contiguous()
+        check_edges(name, "type", types.numpy(), most=num_types or num_edges)
+    if attr is not None:
+        if attr.ndim != 2 or len(attr) != num_edges or not attr.shape[1]:
+            raise ValueError(
+                f"dataset {name}: edge_attr must be [{num_edges}, width], one row an edge, got {list(attr.shape)}; "
+                "give it in the order of edge_index (one number an edge is edge_weight, or [:, None])."
+            )
+        _refuse_complex(name, "edge_attr is", attr)
+        attr = stored_as(name, "edge_attr", attr, double=double).contiguous()
+        check_edges(name, "attr", attr.numpy())
+    return EdgeData(weight=weight, type=types, attr=attr)
 
 
 def _one_per_edge(name: str, key: str, values: Tensor, num_edges: int) -> Tensor:
     """Return [E] of [E] or [E, 1]."""
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
+    values = _flat(values)
     if values.ndim != 1 or len(values) != num_edges:
         raise ValueError(
             f"dataset {name}: {key} must be [{num_edges}], one number an edge, got {list(values.shape)}; give it in "
@@ -268,27 +299,21 @@ def _refuse_complex(name: str, what: str, values: Tensor) -> None:
         raise ValueError(f"dataset {name}: {what} {values.dtype}; store real numbers.")
 
 
-def check_types(name: str, types: np.ndarray, *, first: int, most: int) -> None:
-    """Raise ValueError if a type is not in 0..most - 1. `first`: id of the first edge."""
-    bad = np.flatnonzero((types < 0) | (types >= most))
-    if len(bad):
-        at = int(bad[0])
+def check_edges(name: str, kind: str, values: np.ndarray, *, first: int = 0, most: int = 0) -> None:
+    """Raise ValueError if a type of an edge is not in 0..most - 1, or another value is not finite. `first`: id of the
+    first edge. Shapes: [n] or [n, D]."""
+    bad = np.argwhere((values < 0) | (values >= most) if kind == "type" else ~np.isfinite(values))
+    if not len(bad):
+        return
+    edge, *column = bad[0].tolist()
+    found = f"edge_{kind} of edge {first + edge} is {values[edge, *column]}"
+    if kind == "type":
         raise ValueError(
-            f"dataset {name}: edge_type of edge {first + at} is {types[at]}, outside 0..{most - 1} ({len(bad)} such); "
-            "number the types 0, 1, 2, ... without gaps."
+            f"dataset {name}: {found}, outside 0..{most - 1} ({len(bad)} such); number the types 0, 1, 2, ... without "
+            "gaps."
         )
-
-
-def check_finite(name: str, key: str, values: np.ndarray, *, first: int) -> None:
-    """Raise ValueError if a value of an edge is not finite. `first`: id of the first edge. Shapes: [n] or [n, D]."""
-    bad = np.argwhere(~np.isfinite(values))
-    if len(bad):
-        edge, *column = bad[0].tolist()
-        place = f" in column {column[0]}" if column else ""
-        raise ValueError(
-            f"dataset {name}: {key} of edge {first + edge} is {values[edge, *column]}{place} ({len(bad)} such); "
-            "replace it in the file."
-        )
+    place = f" in column {column[0]}" if column else ""
+    raise ValueError(f"dataset {name}: {found}{place} ({len(bad)} such); replace it in the file.")
 
 
 def _labels(raw: RawGraph, num_nodes: int, *, double: bool) -> tuple[Tensor, int]:
@@ -386,7 +411,7 @@ def _class_ids(raw: RawGraph, y: Tensor) -> tuple[Tensor, int]:
 
 def _mask(raw: RawGraph, part: int, num_nodes: int) -> Tensor:
     assert raw.masks is not None
-    mask, title = raw.masks[part], ("train_mask", "val_mask", "test_mask")[part]
+    mask, title = raw.masks[part], MASKS[part]
     if mask.ndim not in (1, 2) or num_nodes not in mask.shape:
         raise ValueError(
             f"dataset {raw.name}: {title} must be [{num_nodes}] or [{num_nodes}, splits], got {list(mask.shape)}."

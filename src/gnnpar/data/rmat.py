@@ -23,16 +23,14 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.external import EdgeChunk, PreparedRows, streamed
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph, checked
-from gnnpar.data.stored import OnProgress, Stored, no_progress
-from gnnpar.files import require_disk, require_memory
+from gnnpar.data.raw import RawGraph
+from gnnpar.data.stored import EdgeChunk, OnProgress, PreparedRows, Stored, no_progress, streamed
+from gnnpar.files import require_memory
 from gnnpar_kernels.hashing import entry_hash, fold_key, key_words
 
 CHUNK_PAIRS = 1 << 17  # in a pass over all pairs: 32 bits per pair and level, as int64
 NODE_BYTES = 48  # per node in a pass over edges: label, masks, counts, row pointers
-PAIR_DISK = 24  # scratch files: 12 bytes per edge, both directions
 Share = Annotated[float, Gt(0), Le(1)]
 
 
@@ -73,20 +71,25 @@ class RMAT(Preprocess):
         require_memory(nbytes, f"dataset {self.name} of 2^{self.scale} nodes", change)
         chunks = [np.stack([src, dst]) for src, dst, _ in graph.pairs()]
         pairs = torch.from_numpy(np.concatenate(chunks, axis=1))
-        return prepare(graph.raw(graph.rows(0, self.generated_nodes), pairs), self, seed=seed)
+        return prepare(graph.raw(graph.features(slice(None)), pairs), self, seed=seed)
 
     def stored(self, data_dir: Path | None, seed: int, scratch: Path, on_progress: OnProgress = no_progress) -> Stored:
         """Return the graph with its edges in canonical order in `scratch`."""
         del data_dir
         graph = _Graph.of(self, seed)
-        x = PreparedRows(self, self.name, (self.generated_nodes, self.num_features), graph.sliced, wide=False)
-        nodes, what = self.generated_nodes, f"dataset {self.name} of 2^{self.scale} nodes"
-        require_memory(NODE_BYTES * nodes + self.class_bytes, f"{what}, even in chunks,", "lower dataset.scale")
-        change = "name another place by out=, or lower dataset.scale"
-        require_disk(PAIR_DISK * self.num_pairs, scratch, f"{what}, while its edges are sorted,", change)
-        raw = checked(graph.raw(torch.zeros(nodes, 1), torch.zeros(2, 0, dtype=torch.int64)))
+        nodes, title = self.generated_nodes, f"dataset {self.name} of 2^{self.scale} nodes"
+        require_memory(NODE_BYTES * nodes + self.class_bytes, f"{title}, even in chunks,", "lower dataset.scale")
         return streamed(
-            self, raw, x, graph.pairs, scratch, seed=seed, num_edges=self.num_pairs, on_progress=on_progress
+            PreparedRows(self, self.name, (nodes, self.num_features), graph.features),
+            lambda: graph.raw(torch.zeros(nodes, 1), torch.zeros(2, 0, dtype=torch.int64)),
+            graph.pairs,
+            scratch,
+            seed=seed,
+            num_edges=self.num_pairs,
+            pairs=True,
+            title=title,
+            remedy="name another place by out=, or lower dataset.scale",
+            on_progress=on_progress,
         )
 
 
@@ -132,28 +135,24 @@ class _Graph:
             ids = ids ^ (ids >> half)
         return ids
 
-    def labels(self, first: int, last: int) -> Tensor:
-        """Return the labels of a range of ids. Shapes: [n] int64."""
-        return entry_hash(torch.arange(first, last), 1, key=fold_key(self.seed, 2))[:, 0] % self.config.num_classes
+    def labels(self, ids: Tensor) -> Tensor:
+        """Return the labels of nodes. Shapes: [n] -> [n] int64."""
+        return entry_hash(ids, 1, key=fold_key(self.seed, 2))[:, 0] % self.config.num_classes
 
-    def rows(self, first: int, last: int) -> Tensor:
+    def features(self, rows: slice) -> Tensor:
         """Return features: a code of the class, of -1 and 1, plus uniform noise. Shapes: [n, F] float32."""
         config = self.config
+        ids = torch.arange(*rows.indices(config.generated_nodes))
         code = entry_hash(torch.arange(config.num_classes), config.num_features, key=fold_key(self.seed, 3)) & 1
-        noise = entry_hash(torch.arange(first, last), config.num_features, key=fold_key(self.seed, 4))
+        noise = entry_hash(ids, config.num_features, key=fold_key(self.seed, 4))
         uniform = (noise.to(torch.float32) / 2**31 - 1) * (3**0.5 * config.feature_noise)
-        return (2 * code - 1)[self.labels(first, last)].to(torch.float32) + uniform
-
-    def sliced(self, rows: slice) -> Tensor:
-        first, last, step = rows.indices(self.config.generated_nodes)
-        assert step == 1, "rows are made in order"
-        return self.rows(first, max(first, last))
+        return (2 * code - 1)[self.labels(ids)].to(torch.float32) + uniform
 
     def raw(self, x: Tensor, pairs: Tensor) -> RawGraph:
         return RawGraph(
             name=self.config.name,
             x=x,
-            y=self.labels(0, self.config.generated_nodes),
+            y=self.labels(torch.arange(self.config.generated_nodes)),
             edge_index=pairs,
             task="single_label",
             pairs=True,

@@ -6,11 +6,11 @@ metric it calls `statistics` on its rows; `reduction="sum"` adds the matrices ov
 """
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Literal, Protocol, Self, cast
+from typing import Annotated, ClassVar, Literal, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,37 +18,37 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from gnnpar.data.dataset import MATRICES, Dataset, TaskName
-from gnnpar.data.losses import LOSSES, Rows, bce, cross_entropy, mse, nll
-from gnnpar.data.metrics import METRICS, confusion, explained, moments, roc_auc
+from gnnpar.data.metrics import LOSSES, METRICS, Rows, confusion, explained, moments, nll, roc_auc
 from gnnpar.paths import locate
 
 Metric = Callable[[Tensor, Tensor], float | Tensor]
 
 
 class Task(Protocol):
-    """Loss and metric of one kind of labels. A metric over no rows is nan."""
+    """Loss and metric of one kind of examples. A metric over no rows is nan."""
 
-    @property
-    def name(self) -> TaskName: ...
+    name: ClassVar[TaskName]
+    reduction: ClassVar[Literal["sum", "concat"]]
+
     @property
     def out_dim(self) -> int: ...
     @property
     def metric_name(self) -> str: ...
-    @property
-    def reduction(self) -> Literal["sum", "concat"]: ...
     def loss_sum(self, logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the sum of the losses of all rows, weighted by `weight` [N]."""
         ...
 
+    @abstractmethod
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor: ...
+    @abstractmethod
     def value(self, statistics: Tensor) -> float: ...
     def values(self, statistics: Tensor) -> Mapping[str, float]:
         """Return all metrics by name; empty for a task with one metric."""
-        ...
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled(ABC):
+class Labelled(Task):
     """A task with nodes as examples. Entries of nan in a matrix y are unknown, and ignored in losses and metrics.
 
     loss: (outputs, y) -> losses [N] or [N, C], or their mean; None: the task's own. class_weight [C]: weight of rows by
@@ -64,18 +64,9 @@ class Labelled(ABC):
     scale: float = 1.0
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     main: str | None = None
-    name: TaskName = "single_label"
-    own_metric: str = "accuracy"
-    own_loss: Rows = cross_entropy
-    reduction: Literal["sum", "concat"] = "sum"
-
-    @abstractmethod
-    def statistics(self, logits: Tensor, y: Tensor) -> Tensor: ...
-    @abstractmethod
-    def value(self, statistics: Tensor) -> float: ...
-
-    def values(self, statistics: Tensor) -> Mapping[str, float]:
-        return {}
+    name: ClassVar[TaskName] = "single_label"
+    own_metric: ClassVar[str] = "accuracy"
+    reduction: ClassVar[Literal["sum", "concat"]] = "sum"
 
     @property
     def out_dim(self) -> int:
@@ -84,6 +75,10 @@ class Labelled(ABC):
     @property
     def metric_name(self) -> str:
         return self.main or self.own_metric
+
+    @property
+    def used_loss(self) -> Rows:
+        return self.loss or next(iter(LOSSES[self.name].values()))
 
     @property
     def reads_logits(self) -> bool:
@@ -97,7 +92,7 @@ class Labelled(ABC):
         outputs, targets = self.inputs(logits, y)
         unknown = targets.isnan() if self.name in MATRICES else None
         targets = targets if unknown is None else targets.masked_fill(unknown, 0)
-        loss = (self.loss or self.own_loss)(outputs, targets)
+        loss = self.used_loss(outputs, targets)
         if loss.ndim == 0:
             if weight is not None:
                 raise ValueError("task.loss returns one number, and this strategy weights rows: return one value a row")
@@ -146,7 +141,7 @@ class Labelled(ABC):
         y = y if self.name == "regression" else (y < 0.5).float() if self.name == "multi_label" else y.argmax(1)
         outputs, targets = self.inputs(logits.to(like), y.to(like.device))
         with torch.no_grad():
-            whole, first, rest = ((self.loss or self.own_loss)(outputs[at], targets[at]) for at in _PROBED)
+            whole, first, rest = (self.used_loss(outputs[at], targets[at]) for at in _PROBED)
         again = "return one value a row (reduction='none')"
         if whole.ndim > 2 or (whole.ndim and len(whole) != 64):
             raise ValueError(f"task.loss returns {list(whole.shape)} of 64 rows: {again}, an entry, or their mean")
@@ -192,10 +187,9 @@ class Binary(Labelled):
     """Two classes, one logit: binary cross entropy and the area under the ROC curve. Shapes: logits [N, 1], y [N] int64
     of 0/1; losses take [N] and [N]; statistics [N, 2] = score, label. The area is nan if a class is absent."""
 
-    name: TaskName = "binary"
-    own_metric: str = "roc_auc"
-    own_loss: Rows = bce
-    reduction: Literal["sum", "concat"] = "concat"
+    name: ClassVar[TaskName] = "binary"
+    own_metric: ClassVar[str] = "roc_auc"
+    reduction: ClassVar[Literal["sum", "concat"]] = "concat"
 
     @property
     def out_dim(self) -> int:
@@ -219,9 +213,8 @@ class MultiLabel(Labelled):
     negatives, rows.
     """
 
-    name: TaskName = "multi_label"
-    own_metric: str = "micro_f1"
-    own_loss: Rows = bce
+    name: ClassVar[TaskName] = "multi_label"
+    own_metric: ClassVar[str] = "micro_f1"
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
         hits, false_positives, false_negatives = confusion(logits, y).sum(1)
@@ -240,10 +233,9 @@ class Regression(Labelled):
     """T numbers: squared error and R^2, both averaged over targets. Shapes: output [N, T], y [N, T], nan: unknown;
     statistics [1, 4 T], `moments` in one row. R^2 is nan for a constant target."""
 
-    name: TaskName = "regression"
-    own_metric: str = "r2"
-    own_loss: Rows = mse
-    reduction: Literal["sum", "concat"] = "concat"
+    name: ClassVar[TaskName] = "regression"
+    own_metric: ClassVar[str] = "r2"
+    reduction: ClassVar[Literal["sum", "concat"]] = "concat"
 
     def statistics(self, logits: Tensor, y: Tensor) -> Tensor:
         return moments(logits, y).flatten(1)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import ThreadWorld
-from gnnpar.data.adjacency import EdgeList
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.preprocess import canonical_edges
+from gnnpar.data.preprocess import Preprocess, canonical_edges
+from gnnpar.data.raw import EdgeList
 from gnnpar.data.tasks import Task, make_task
 from gnnpar.folds.edge_data import ALL_KINDS, EdgeData, EdgeKind
 from gnnpar.models.gnn import ModelSource
@@ -78,10 +78,8 @@ def prepared(dataset: Dataset, model: ModelSource, *, carried: frozenset[EdgeKin
         return typed if dataset.edge_sizes.schema is None else dataset
     edges = canonical_edges(
         EdgeList(dataset.edge_index),
+        Preprocess(self_loops=model.self_loops is not False, drop_duplicates=model.self_loops != "keep"),
         num_nodes=dataset.num_nodes,
-        symmetrize=False,
-        self_loops=model.self_loops is not False,
-        drop_duplicates=model.self_loops != "keep",
     ).edge_index
     if model.self_loops == "keep":
         edges = edges[:, (edges[0] != edges[1]) | (edges[0] % 2 == 0)]

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from gnnpar.comm import ThreadWorld
 from gnnpar.comm.world import torch_defaults
-from gnnpar.data.adjacency import EdgeList, edge_list_of, edges_of
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.hetero import homogeneous
-from gnnpar.data.preprocess import Preprocess, edges_as, normalized
-from gnnpar.data.raw import checked_data, checked_features, checked_index
+from gnnpar.data.preprocess import Preprocess, canonical_edges, normalized
+from gnnpar.data.raw import EdgeList, checked_data, checked_features, checked_index, edge_list_of, edges_of
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
@@ -114,7 +113,7 @@ class Trained(nn.Module):
                 "the run's features were standardised by its training nodes, which a checkpoint does not hold: "
                 "standardise x in the same way and call with prepared=True"
             )
-        edges = edges_as(how, "given", edges._replace(edge_index=edges.edge_index.cpu()), num_nodes=len(x), pairs=False)
+        edges = canonical_edges(edges._replace(edge_index=edges.edge_index.cpu()), how, num_nodes=len(x))
         return normalized(x, how.normalize, train_mask=torch.ones(len(x), dtype=torch.bool), double=True), edges
 
 
