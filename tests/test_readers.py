@@ -19,7 +19,7 @@ from gnnpar.codecs.adaptive.links import Profile, nominal
 from gnnpar.config.jobs import Job, jobs_below, snapshot
 from gnnpar.files import write_checked_json
 from gnnpar.partition.manifest import Check, read_manifest
-from gnnpar.partition.read import open_part
+from gnnpar.partition.on_disk import open_part
 from gnnpar.placement import Plan
 from gnnpar.report.runs import collect
 from gnnpar.settings import ConfigError

@@ -27,8 +27,7 @@ from gnnpar.data.stored import Stored
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.launch.launch import world_of
 from gnnpar.partition.manifest import read_manifest
-from gnnpar.partition.read import open_part
-from gnnpar.partition.write import write_shards
+from gnnpar.partition.on_disk import open_part, write_shards
 from gnnpar.training.shards import check
 
 NODES, EDGES = 40, 160

@@ -18,8 +18,7 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.manifest import read_manifest
-from gnnpar.partition.read import open_part
-from gnnpar.partition.write import write_shards
+from gnnpar.partition.on_disk import open_part, write_shards
 from gnnpar.training.result.result import fault
 from gnnpar.verify.conformance import small_graph, train_in_threads
 

@@ -18,12 +18,11 @@ from gnnpar.data.stored import Stored
 from gnnpar.files import file_hash, read_checked_json, write_checked_json
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.partition import write
+from gnnpar.partition import on_disk
 from gnnpar.partition.manifest import Check, Manifest, read_manifest
+from gnnpar.partition.on_disk import open_part, write_shards
 from gnnpar.partition.partition import Random, partition
-from gnnpar.partition.read import open_part
 from gnnpar.partition.shard import Shard, cut, partition_statistics
-from gnnpar.partition.write import write_shards
 from gnnpar.verify.conformance import small_graph
 from graphs import ODD, with_edge_data, with_weights
 
@@ -43,7 +42,7 @@ def differences(a: Any, b: Any, at: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def small_chunks_and_no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (stored, write):
+    for module in (stored, on_disk):
         monkeypatch.setattr(module, "CHUNK_EDGES", 37)
     monkeypatch.setattr(stored, "CHUNK_ROWS", 11)
     monkeypatch.setattr(Stored.edges, "__defaults__", (37,))
@@ -134,7 +133,7 @@ def test_indices_that_lie_outside_are_found_in_every_check(folder: Path, check: 
     ("change", "said"),
     [
         ({"schema": 2}, "are of schema 2, this gnnpar reads 1: partition again"),
-        ({"parts": 0}, "parts=0, at least 1 is needed"),
+        ({"parts": 0}, "parts: Input should be greater than or equal to 1"),
         ({"parts": 4}, "statistics are of 3 parts, there are 4"),
         ({"task": "ranking"}, "task: Input should be"),
         ({"hashes": {"graph": "", "split": ""}}, "hashes lack partition"),

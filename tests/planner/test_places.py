@@ -12,8 +12,7 @@ import torch
 from composing import configured
 from gnnpar.data.synthetic import SBM
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
-from gnnpar.partition.partition import Metis, Random, Range
-from gnnpar.partition.shares import Shares
+from gnnpar.partition.partition import Metis, Random, Range, Shares
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request
 from gnnpar.planner.registry import Registry, shipped

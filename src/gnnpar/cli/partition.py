@@ -64,9 +64,9 @@ def run(argv: list[str]) -> int:
 def cut_into(settings: Settings, out: Path) -> None:
     """Read, partition and write. Scratch files are in the parent folder of `out`."""
     from gnnpar.data.stored import Stored, Streamed
+    from gnnpar.partition.on_disk import write_shards
     from gnnpar.partition.partition import EdgePartitioner, partition, partition_edges
     from gnnpar.partition.vertex_cut import vertex_cut_statistics
-    from gnnpar.partition.write import write_shards
     from gnnpar.training.plans import log_problems, partition_cache
 
     began, parts = time.perf_counter(), settings.world_size

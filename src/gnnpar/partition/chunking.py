@@ -8,132 +8,95 @@ first and each part into its chunks: K chunks in all, K/P per part.
 from __future__ import annotations
 
 import hashlib
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gnnpar.data.dataset import Dataset
 from gnnpar.files import JsonDict
-from gnnpar.partition.partition import cache_of, cached, fields_of, hashed, symmetric_csr
+from gnnpar.partition.partition import cached, fields_of, metis
 
-Edges = tuple[Tensor, int]  # edge_index int64 [2, E], number of nodes
 _NODE_WEIGHT = 50  # GNNPipe's weight of a node: 50 + in-degree
 
 
 class Chunker(Protocol):
     """A chunker of parts. A frozen dataclass; fields are YAML keys."""
 
-    def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
+    def assign(self, graph: Dataset, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
         """Return the chunk of every node, numbered inside its part, int64 [N]. ValueError for an empty chunk."""
         ...
 
 
+class _PartByPart(ABC):
+    """A chunker that cuts every part separately."""
+
+    def assign(self, graph: Dataset, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
+        edge_index, chunks = graph.edge_index, chunks_per_part
+        if chunks < 1:
+            raise ValueError(f"{chunks} chunks a part: at least one is needed")
+        chunk_of = torch.zeros(graph.num_nodes, dtype=torch.int64)
+        parts = int(part_of.max()) + 1 if graph.num_nodes else 0
+        inner = part_of[edge_index[0]] == part_of[edge_index[1]]
+        local_of = torch.empty_like(chunk_of)
+        for part in range(parts):
+            ids = (part_of == part).nonzero().flatten()
+            if chunks > len(ids):
+                raise ValueError(
+                    f"part {part} of {parts} has {len(ids)} nodes and cannot fill {chunks} chunks: "
+                    f"use at most {len(ids) * parts} chunks in all, or fewer parts."
+                )
+            if chunks == 1:
+                continue
+            local_of[ids] = torch.arange(len(ids))
+            edges = local_of[edge_index[:, inner & (part_of[edge_index[1]] == part)]]
+            chunk_of[ids] = mine = self._cut(edges, graph.in_degree[ids], chunks, seed + part)
+            if empty := (torch.bincount(mine, minlength=chunks) == 0).nonzero().flatten().tolist():
+                raise ValueError(
+                    f"{len(empty)} of {chunks} chunks of part {part} of {parts} have no nodes (chunks {empty[:8]}; "
+                    f"{len(ids)} nodes): use fewer chunks, or strategy.chunking=range."
+                )
+        return chunk_of
+
+    @abstractmethod
+    def _cut(self, edges: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
+        """Return the chunk of each node of a part, [n]. Shapes: edges inside it [2, e], in-degrees of the graph [n]."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Balanced:
+class Balanced(_PartByPart):
     """GNNPipe's chunker: METIS into `fold` K pieces of equal weight 50 + degree, shuffled by the seed, `fold` of them
     merged into a chunk. It cuts more edges to get chunks of equal cost."""
 
     fold: int = 4
 
-    def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
-        return _cut_parts(graph, part_of, chunks_per_part, seed, self._cut)
-
-    def _cut(self, edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
-        num_nodes = len(degree)
-        pieces = metis(
-            edge_index, num_nodes, min(self.fold * chunks, num_nodes), seed=seed, weight=_NODE_WEIGHT + degree
-        )
+    def _cut(self, edges: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
+        num_nodes, weight = len(degree), (_NODE_WEIGHT + degree).numpy()
+        pieces = metis(edges, num_nodes, min(self.fold * chunks, num_nodes), seed=seed, weight=weight)
         used, piece_of = torch.unique(pieces, return_inverse=True)  # METIS leaves pieces of tiny graphs empty
         order = torch.randperm(len(used), generator=torch.Generator().manual_seed(seed))
         return (order * chunks // len(used))[piece_of]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metis:
+class Metis(_PartByPart):
     """METIS into K chunks with equal numbers of nodes: the smallest cut, unequal costs."""
 
-    def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
-        def cut(edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
-            return metis(edge_index, len(degree), chunks, seed=seed)
-
-        return _cut_parts(graph, part_of, chunks_per_part, seed, cut)
+    def _cut(self, edges: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
+        return metis(edges, len(degree), chunks, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
+class Range(_PartByPart):
     """Consecutive nodes of a part in equal numbers."""
 
-    def assign(self, graph: Dataset | Edges, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
-        def cut(edge_index: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
-            return torch.arange(len(degree)) * chunks // max(1, len(degree))
-
-        return _cut_parts(graph, part_of, chunks_per_part, seed, cut)
-
-
-def _cut_parts(
-    graph: Dataset | Edges,
-    part_of: Tensor,
-    chunks: int,
-    seed: int,
-    cut: Callable[[Tensor, Tensor, int, int], Tensor],
-) -> Tensor:
-    """Cut every part separately: cut(edges inside it, in-degrees in the whole graph, chunks, seed) -> chunk_of."""
-    edge_index, num_nodes = (graph.edge_index, graph.num_nodes) if isinstance(graph, Dataset) else graph
-    if chunks < 1:
-        raise ValueError(f"{chunks} chunks a part: at least one is needed")
-    degree = torch.bincount(edge_index[1], minlength=num_nodes)
-    chunk_of = torch.zeros(num_nodes, dtype=torch.int64)
-    parts = int(part_of.max()) + 1 if num_nodes else 0
-    inner = part_of[edge_index[0]] == part_of[edge_index[1]]
-    local_of = torch.empty_like(chunk_of)
-    for part in range(parts):
-        ids = (part_of == part).nonzero().flatten()
-        if chunks > len(ids):
-            raise ValueError(
-                f"part {part} of {parts} has {len(ids)} nodes and cannot fill {chunks} chunks: "
-                f"use at most {len(ids) * parts} chunks in all, or fewer parts."
-            )
-        if chunks == 1:
-            continue
-        local_of[ids] = torch.arange(len(ids))
-        edges = local_of[edge_index[:, inner & (part_of[edge_index[1]] == part)]]
-        mine = cut(edges, degree[ids], chunks, seed + part)
-        _none_empty(mine, chunks, part, parts)
-        chunk_of[ids] = mine
-    return chunk_of
-
-
-def _none_empty(chunk_of: Tensor, chunks: int, part: int, parts: int) -> None:
-    sizes = torch.bincount(chunk_of, minlength=chunks)
-    empty = (sizes == 0).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(
-            f"{len(empty)} of {chunks} chunks of part {part} of {parts} have no nodes (chunks {empty[:8]}; "
-            f"{len(chunk_of)} nodes): use fewer chunks, or strategy.chunking=range."
-        )
-
-
-def metis(edge_index: Tensor, num_nodes: int, parts: int, *, seed: int, weight: Tensor | None = None) -> Tensor:
-    """Return a METIS k-way partition, int64 [N]; a part may be empty in a small graph. weight: int64 [N]."""
-    if parts == 1:
-        return torch.zeros(num_nodes, dtype=torch.int64)
-    import pymetis
-
-    offsets, neighbours = symmetric_csr(edge_index, num_nodes)
-    _, membership = pymetis.part_graph(
-        parts,
-        pymetis.CSRAdjacency(offsets, neighbours),
-        vweights=None if weight is None else weight.numpy().astype(np.int64),
-        recursive=False,
-        options=pymetis.Options(seed=seed),
-    )
-    return torch.tensor(np.asarray(membership), dtype=torch.int64)
+    def _cut(self, edges: Tensor, degree: Tensor, chunks: int, seed: int) -> Tensor:
+        return torch.arange(len(degree)) * chunks // max(1, len(degree))
 
 
 def chunk(
@@ -148,22 +111,14 @@ def chunk(
 ) -> Tensor:
     """Return the chunks, from the cache if possible. int64 [N]."""
 
-    def make() -> Tensor:
-        began = time.perf_counter()
-        chunk_of = by.assign(dataset, part_of, chunks_per_part, seed)
-        took = time.perf_counter() - began
-        say(f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a part, in {took:.1f} s")
-        return chunk_of
+    def key() -> list[object]:
+        parts = hashlib.sha256(part_of.to(torch.int64).numpy().tobytes()).hexdigest()
+        named = f"chunks/{type(by).__qualname__}"
+        return [dataset.graph_hash, parts, chunks_per_part, named, fields_of(by), seed]
 
-    cache = cache_of(by, cache)
-    file = cache and cache / f"{_key(dataset, part_of, chunks_per_part, by, seed)}.part"
-    return cached(file, dataset.num_nodes, chunks_per_part, "chunking", say, make)
-
-
-def _key(dataset: Dataset, part_of: Tensor, chunks: int, by: Chunker, seed: int) -> str:
-    parts = hashlib.sha256(part_of.to(torch.int64).numpy().tobytes()).hexdigest()
-    named = f"chunks/{type(by).__qualname__}"
-    return hashed([dataset.graph_hash, parts, chunks, named, fields_of(by), seed])
+    make = partial(by.assign, dataset, part_of, chunks_per_part, seed)
+    done = f"cut {dataset.num_nodes} nodes into chunks, {chunks_per_part} a part, in"
+    return cached(cache, by, key, dataset.num_nodes, chunks_per_part, "chunking", say, make, done)
 
 
 def quotient(edge_index: Tensor, chunk_of: Tensor, chunks: int) -> Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -57,21 +59,10 @@ class Metis:
 
     def part_of(self, dataset: Dataset | Stored, parts: int, *, shares: tuple[float, ...] | None = None) -> Tensor:
         """Return the part of every node. shares: of the balanced quantity by part, with sum 1; None: equal shares."""
-        if parts == 1:
-            return torch.zeros(dataset.num_nodes, dtype=torch.int64)
-        import pymetis
-
-        offsets, neighbours = symmetric_csr(dataset.edge_index, dataset.num_nodes)
-        options = pymetis.Options(seed=self.seed, objtype=_OBJECTIVES[self.objective])
-        _, membership = pymetis.part_graph(
-            parts,
-            pymetis.CSRAdjacency(offsets, neighbours),
-            vweights=self._weights(dataset),
-            tpwgts=shares,
-            recursive=False,
-            options=options,
-        )
-        return torch.tensor(np.asarray(membership), dtype=torch.int64)
+        weight = None if parts == 1 else self._weights(dataset)
+        objective = _OBJECTIVES[self.objective]
+        edges, num_nodes = dataset.edge_index, dataset.num_nodes
+        return metis(edges, num_nodes, parts, seed=self.seed, weight=weight, shares=shares, objective=objective)
 
     def _weights(self, dataset: Dataset | Stored) -> np.ndarray | None:
         if self.balance == "edges":
@@ -106,6 +97,70 @@ class Range:
         return torch.arange(dataset.num_nodes) * parts // max(1, dataset.num_nodes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Parts of unequal size, for devices of unequal speed: a partitioner with `shares` of the nodes, by part. kind,
+    balance: part of the cache key."""
+
+    by: Partitioner
+    shares: tuple[float, ...]
+    kind: str
+    balance: str
+
+    @staticmethod
+    def wrap(by: Partitioner, shares: tuple[float, ...]) -> Shares:
+        total = sum(shares)
+        if not shares or min(shares) <= 0:
+            raise ValueError(f"shares={shares} must all be above 0: a part without nodes cannot be a rank's")
+        normal = tuple(s / total for s in shares)
+        balance = by.balance if isinstance(by, Metis) else "nodes"
+        return Shares(by=by, shares=normal, kind=type(by).__qualname__, balance=balance)
+
+    @staticmethod
+    def supported(by: Partitioner) -> bool:
+        return isinstance(by, Metis | Random | Range)
+
+    def part_of(self, dataset: Dataset, parts: int) -> Tensor:
+        if parts != len(self.shares):
+            raise ValueError(f"{len(self.shares)} shares make no {parts} parts: give one a part")
+        if isinstance(self.by, Metis):
+            return self.by.part_of(dataset, parts, shares=self.shares)
+        count = dataset.num_nodes
+        ends = torch.tensor([round(s * count) for s in accumulate(self.shares)][:-1])
+        in_order = torch.bucketize(torch.arange(count), ends, right=True)
+        if isinstance(self.by, Random):
+            return in_order[torch.randperm(count, generator=torch.Generator().manual_seed(self.by.seed))]
+        if isinstance(self.by, Range):
+            return in_order
+        raise ValueError(f"{self.kind} makes equal parts only: use partition=metis, random or range")
+
+
+def metis(
+    edge_index: Tensor,
+    num_nodes: int,
+    parts: int,
+    *,
+    seed: int,
+    weight: np.ndarray | None = None,
+    shares: tuple[float, ...] | None = None,
+    objective: int = _OBJECTIVES["cut"],
+) -> Tensor:
+    """Return a METIS k-way partition, int64 [N]; a part may be empty in a small graph. weight: int64 [N]."""
+    if parts == 1:
+        return torch.zeros(num_nodes, dtype=torch.int64)
+    import pymetis
+
+    _, membership = pymetis.part_graph(
+        parts,
+        pymetis.CSRAdjacency(*symmetric_csr(edge_index, num_nodes)),
+        vweights=weight,
+        tpwgts=shares,
+        recursive=False,
+        options=pymetis.Options(seed=seed, objtype=objective),
+    )
+    return torch.tensor(np.asarray(membership), dtype=torch.int64)
+
+
 def symmetric_csr(edge_index: Tensor, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (offsets [N + 1], neighbours) of the undirected graph without self loops and repeated edges."""
     from scipy.sparse import csr_matrix
@@ -134,20 +189,16 @@ def partition(
         )
 
     def make() -> Tensor:
-        began = time.perf_counter()
         part_of = by.part_of(dataset, parts)
-        sizes = torch.bincount(part_of, minlength=parts)
-        if empty := (sizes == 0).nonzero().flatten().tolist():
+        if empty := (torch.bincount(part_of, minlength=parts) == 0).nonzero().flatten().tolist():
             raise ValueError(
                 f"{type(by).__name__} left {len(empty)} of {parts} parts without nodes (parts {empty[:8]}) of a graph "
                 f"with {dataset.num_nodes} nodes: use fewer ranks, or partition=range."
             )
-        say(f"partitioned {dataset.num_nodes} nodes into {parts} parts in {time.perf_counter() - began:.1f} s")
         return part_of
 
-    cache = cache_of(by, cache)
-    file = cache and cache / f"{_key(dataset, parts, by)}.part"
-    return cached(file, dataset.num_nodes, parts, "partition", say, make)
+    done = f"partitioned {dataset.num_nodes} nodes into {parts} parts in"
+    return cached(cache, by, lambda: _key(dataset, parts, by), dataset.num_nodes, parts, "partition", say, make, done)
 
 
 def partition_edges(
@@ -163,70 +214,73 @@ def partition_edges(
     (`following`). Shapes: part_of [N] of `partition` -> int64 [E]."""
     if not isinstance(by, EdgePartitioner):
         return following(part_of, dataset.edge_index)
-    cache = cache_of(by, cache) if dataset.num_edges else None
-    file = cache and cache / f"{_key(dataset, parts, by)}.edges"
-    return cached(file, dataset.num_edges, parts, "vertex cut", say, lambda: by.edge_part_of(dataset, parts))
+    if not dataset.num_edges:
+        return by.edge_part_of(dataset, parts)
+    make = partial(by.edge_part_of, dataset, parts)
+    return cached(cache, by, lambda: _key(dataset, parts, by), dataset.num_edges, parts, "vertex cut", say, make)
 
 
-def cache_of(by: object, cache: Path | None) -> Path | None:
-    """Return `cache` for gnnpar's own partitioners and chunkers; None for others, since their code may change."""
-    return cache if type(by).__module__.partition(".")[0] == "gnnpar" else None
+def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> list[object]:
+    train = dataset.split_hash if vars(by).get("balance") == "train" else ""
+    return [dataset.graph_hash, train, parts, type(by).__qualname__, fields_of(by)]
+
+
+def fields_of(by: object) -> dict[str, object]:
+    """Return the fields of a partitioner or a chunker that is a dataclass."""
+    assert is_dataclass(by)
+    assert not isinstance(by, type)
+    return asdict(by)
 
 
 def cached(
-    file: Path | None, num_rows: int, count: int, what: str, say: Callable[[str], None], make: Callable[[], Tensor]
+    cache: Path | None,
+    by: object,
+    key: Callable[[], list[object]],
+    num_rows: int,
+    count: int,
+    title: str,
+    say: Callable[[str], None],
+    make: Callable[[], Tensor],
+    done: str = "",
 ) -> Tensor:
-    """Return numbers in [0, count) from a cache file, or make and write them. int64 [num_rows]."""
-    if file is not None and (kept := read_cached(file, num_rows, count, what, say)) is not None:
-        return kept
+    """Return int64 [num_rows] in [0, count) from the file of `key` in the cache, or make and write it: sha256 and int32
+    [num_rows]. Results of classes outside gnnpar are not cached, since their code may change. done: said with the
+    seconds of `make`."""
+    file = None
+    if cache is not None and type(by).__module__.partition(".")[0] == "gnnpar":
+        name = hashlib.sha256(json.dumps(key(), sort_keys=True, default=str).encode()).hexdigest()
+        file = cache / f"{name}.{'edges' if title == 'vertex cut' else 'part'}"
+        if (kept := _read(file, num_rows, count, title, say)) is not None:
+            return kept
+    began = time.perf_counter()
     made = make()
+    if done:
+        say(f"{done} {time.perf_counter() - began:.1f} s")
     if file is not None:
-        write_cached(file, made, what, say)
+        payload = made.to(torch.int32).numpy().tobytes()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open_atomic(file) as out:  # two runs may partition at once
+                out.write(hashlib.sha256(payload).digest() + payload)
+        except OSError as error:
+            say(f"{title} not cached: {error.strerror} ({file})")
     return made
 
 
-def write_cached(file: Path, number_of: Tensor, what: str, say: Callable[[str], None]) -> None:
-    """Write sha256 and int32 [n]; say a line if the cache cannot be written."""
-    payload = number_of.to(torch.int32).numpy().tobytes()
+def _read(file: Path, num_rows: int, count: int, title: str, say: Callable[[str], None]) -> Tensor | None:
+    """Return the numbers in a file of `cached`, or None; say a line if it is damaged."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomic(file) as out:  # two runs may partition at once
-            out.write(hashlib.sha256(payload).digest() + payload)
-    except OSError as error:
-        say(f"{what} not cached: {error.strerror} ({file})")
-
-
-def read_cached(file: Path, num_rows: int, count: int, what: str, say: Callable[[str], None]) -> Tensor | None:
-    """Return int64 [num_rows] in [0, count) as `write_cached` wrote it, or None; say a line if it is damaged."""
-    try:
-        size = file.stat().st_size
-        data = file.read_bytes() if size == 32 + 4 * num_rows else b""
+        data = file.read_bytes() if file.stat().st_size == 32 + 4 * num_rows else b""
     except FileNotFoundError:
         return None
     except OSError as error:
-        say(f"the cached {what} {file} cannot be read ({error.strerror}): making it again")
+        say(f"the cached {title} {file} cannot be read ({error.strerror}): making it again")
         return None
     digest, payload = data[:32], data[32:]
     if payload and hashlib.sha256(payload).digest() == digest:
         number_of = torch.from_numpy(np.frombuffer(payload, dtype=np.int32).astype(np.int64))
         within = int(number_of.min()) >= 0 and int(number_of.max()) < count
-        if within and (what != "partition" or len(number_of.unique()) == count):  # every part has nodes
+        if within and (title != "partition" or len(number_of.unique()) == count):  # every part has nodes
             return number_of
-    say(f"the cached {what} {file} is corrupt: making it again")
+    say(f"the cached {title} {file} is corrupt: making it again")
     return None
-
-
-def _key(dataset: Dataset | Stored, parts: int, by: Partitioner) -> str:
-    given = fields_of(by)
-    train = dataset.split_hash if given.get("balance") == "train" else ""
-    return hashed([dataset.graph_hash, train, parts, type(by).__qualname__, given])
-
-
-def fields_of(by: object) -> dict[str, object]:
-    """Return the fields of a partitioner or a chunker; none unless it is a dataclass."""
-    return asdict(by) if is_dataclass(by) and not isinstance(by, type) else {}
-
-
-def hashed(named: Sequence[object]) -> str:
-    """Return the name of a cached file."""
-    return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()

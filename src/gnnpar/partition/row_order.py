@@ -14,8 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gnnpar.data.raw import MASKS
 from gnnpar.folds.block import Block, chosen
-from gnnpar.partition.chunking import metis
+from gnnpar.partition.partition import metis
 from gnnpar.partition.shard import Shard
 
 Order = Literal["none", "metis", "auto"]
@@ -61,17 +62,10 @@ def permuted(shard: Shard, order: Tensor) -> Shard:
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
     assert shard.copies is None and shard.pairs is None and shard.num_chunks == 1
+    of_nodes = ("node_ids", "x", "y", *MASKS, "in_degree", "in_weight", "type_degree")
     return replace(
         shard,
-        node_ids=shard.node_ids[order],
-        x=shard.x[order],
-        y=shard.y[order],
-        train_mask=shard.train_mask[order],
-        val_mask=shard.val_mask[order],
-        test_mask=shard.test_mask[order],
-        in_degree=shard.in_degree[order],
-        in_weight=chosen(shard.in_weight, order),
-        type_degree=chosen(shard.type_degree, order),
+        **{name: chosen(vars(shard)[name], order) for name in of_nodes},
         inner=_renumbered(shard.inner, place, columns=True),
         halo={peer: _renumbered(block, place, columns=False) for peer, block in shard.halo.items()},
         boundary={peer: place[index] for peer, index in shard.boundary.items()},

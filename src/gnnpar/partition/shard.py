@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gnnpar.comm import Communicator, RowLists
 from gnnpar.comm.rows import PartEdges
-from gnnpar.data.dataset import Dataset, Learned
-from gnnpar.data.links import OwnPairs, Pairs
+from gnnpar.data.dataset import Dataset, Learned, content_hash
+from gnnpar.data.links import OwnPairs
+from gnnpar.data.raw import MASKS
 from gnnpar.files import JsonDict, require_memory
 from gnnpar.folds.block import Block, chosen
 from gnnpar.folds.edge_data import EdgeData, EdgeKind, EdgeSizes
@@ -194,15 +193,14 @@ class Shard:
 
     @property
     def structure_nbytes(self) -> int:
-        lists = sum(i.numel() * i.element_size() for i in self.boundary.values())
         pairs = 0 if self.pairs is None else self.pairs.nbytes
-        return self.inner.nbytes + sum(b.nbytes for b in self.halo.values()) + lists + pairs
+        return pairs + sum(held.nbytes for held in (self.inner, *self.halo.values(), *self.boundary.values()))
 
     @property
     def features_nbytes(self) -> int:
         rows = (self.x, self.y, self.train_mask, self.val_mask, self.test_mask, self.in_degree, self.halo_in_degree)
         more = self.in_weight, self.halo_in_weight, self.type_degree, self.edge_attr
-        return sum(t.numel() * t.element_size() for t in (*rows, self.node_ids, *more) if t is not None)
+        return sum(t.nbytes for t in (*rows, self.node_ids, *more) if t is not None)
 
     @staticmethod
     def open(
@@ -243,13 +241,7 @@ def _of_stage(shard: Shard, stage: int, stages: int) -> Shard:
     if stage > 0:
         shard = replace(shard, x=shard.x[:, :0], learns=None)
     if stage < stages - 1:
-        shard = replace(
-            shard,
-            y=shard.y[:0],
-            train_mask=shard.train_mask[:0],
-            val_mask=shard.val_mask[:0],
-            test_mask=shard.test_mask[:0],
-        )
+        shard = replace(shard, **{name: vars(shard)[name][:0] for name in ("y", *MASKS)})
     return shard
 
 
@@ -265,58 +257,22 @@ def with_chunks(shards: list[Shard], chunk_of: Tensor) -> list[Shard]:
 def comm_check(comm: Communicator, shard: Shard) -> None:
     """Raise the same ValueError on all ranks if two disagree on exchanged rows or on their degrees, which normalisation
     reads. Collective. Run before the first message, since a wrong size would abort gloo."""
-    mine = _degrees(shard.in_degree, shard.in_weight)
-    sent = {p: (_digest(ids), _digest(mine[shard.boundary[p]])) for p, ids in _sent_ids(shard).items()}
-    sizes = [shard.halo[p].num_src for p in sorted(shard.halo)]
-    degrees = _degrees(shard.halo_in_degree, shard.halo_in_weight).split(sizes)
-    received = {}
-    for peer, theirs in zip(sorted(shard.halo), degrees, strict=True):
-        ids = shard.halo[peer].src_ids
-        assert ids is not None
-        received[peer] = (_digest(ids), _digest(theirs))
+    own = [t for t in (shard.node_ids, shard.in_degree, shard.in_weight) if t is not None]
+    sent = {p: content_hash((t[rows] for t in own), label="rows") for p, rows in shard.boundary.items()}
+    peers, halo = sorted(shard.halo), (shard.halo_ids, shard.halo_in_degree, shard.halo_in_weight)
+    sizes = [shard.halo[p].num_src for p in peers]
+    rows_of = zip(*(t.split(sizes) for t in halo if t is not None), strict=True)
+    received = {p: content_hash(rows, label="rows") for p, rows in zip(peers, rows_of, strict=True)}
     everyone = comm.broadcast(comm.gather((shard.part, sent, received)))
     assert everyone is not None
     sent_by = {part: rows for part, rows, _ in everyone}
     for part, _, rows in everyone:
-        for peer, digests in rows.items():
-            if sent_by[peer].get(part) != digests:
+        for peer, digest in rows.items():
+            if sent_by[peer].get(part) != digest:
                 raise ValueError(f"parts {peer} and {part} disagree on the rows they exchange, or on their degrees")
 
 
-def _sent_ids(shard: Shard) -> dict[int, Tensor]:
-    return {p: shard.node_ids[index] for p, index in shard.boundary.items()}
-
-
-def _degrees(in_degree: Tensor, in_weight: Tensor | None) -> Tensor:
-    """Return degrees [N], or [N, 2] with weighted degrees."""
-    return in_degree if in_weight is None else torch.stack([in_degree.double(), in_weight.double()], dim=1)
-
-
-def _digest(ids: Tensor) -> str:
-    return hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()
-
-
-class Whole(NamedTuple):
-    """Input of `cut`. An edge's id is its position."""
-
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor
-    in_degree: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-    num_nodes: int
-    num_edges: int
-    num_classes: int
-    edges: EdgeData
-    edge_sizes: EdgeSizes
-    in_weight: Tensor | None = None
-    pairs: Pairs | None = None
-    learned: Learned | None = None
-
-
-def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
+def cut(dataset: Dataset, part_of: Tensor, parts: int, *, edge_ids: bool = False) -> list[Shard]:
     """Return all shards, by one stable sort of the edges by (destination part, source part), then slices."""
     src, dst = dataset.edge_index
     pair = part_of[dst] * parts + part_of[src]
@@ -353,13 +309,12 @@ def cut(dataset: Dataset | Whole, part_of: Tensor, parts: int, *, edge_ids: bool
     return shards
 
 
-def _degrees_by_type(dataset: Dataset | Whole) -> Tensor | None:
+def _degrees_by_type(dataset: Dataset) -> Tensor | None:
     """Return in-degrees by type, [num_nodes, types] in the dtype of x; None without types."""
     types, dst = dataset.edges.type, dataset.edge_index[1]
     if types is None:
         return None
-    count = _counted(dst, types, dataset.num_nodes, dataset.edge_sizes.types)
-    return count.to(dataset.x.dtype)
+    return _counted(dst, types, dataset.num_nodes, dataset.edge_sizes.types).to(dataset.x.dtype)
 
 
 def degrees_by_type(blocks: Sequence[Block], types: int) -> Tensor:
@@ -377,7 +332,7 @@ def _counted(dst: Tensor, types: Tensor, num_dst: int, num_types: int) -> Tensor
     return torch.bincount(dst * num_types + types, minlength=num_dst * num_types).view(num_dst, num_types)
 
 
-def _held(dataset: Dataset | Whole, edges: Tensor, *, edge_ids: bool) -> EdgeData:
+def _held(dataset: Dataset, edges: Tensor, *, edge_ids: bool) -> EdgeData:
     """Return the data of these edges for a block: all but attributes, which are rows of a shard."""
     held = replace(dataset.edges, ids=None, attr=None).at(edges)
     return replace(held, ids=edges if edge_ids else None)
@@ -402,7 +357,7 @@ class Mirrors:
 
 
 def cut_nodes(
-    dataset: Dataset | Whole, part_of: Tensor, edge_part_of: Tensor, parts: int, *, edge_ids: bool = False
+    dataset: Dataset, part_of: Tensor, edge_part_of: Tensor, parts: int, *, edge_ids: bool = False
 ) -> list[Mirrors]:
     """Return all parts of a vertex cut. A self loop is in every part with a copy of its node."""
     src, dst = dataset.edge_index
@@ -439,29 +394,31 @@ def split(shard: Shard, part_of: Tensor, parts: int) -> list[Shard]:
     return cut(whole_of(shard), part_of, parts, edge_ids=shard.inner.edge_ids is not None)
 
 
-def whole_of(shard: Shard) -> Whole:
-    """Return the input of `cut` from the single shard of a whole graph."""
+def whole_of(shard: Shard) -> Dataset:
+    """Return the input of `cut` from the single shard of a whole graph, without its name, task and hashes."""
     assert shard.parts == 1, "only a whole graph can be cut"
     inner = shard.inner
-    return Whole(
-        shard.x,
-        shard.y,
-        torch.stack([inner.indices.long(), inner.edge_dst]),
-        shard.in_degree,
-        shard.train_mask,
-        shard.val_mask,
-        shard.test_mask,
-        shard.num_nodes,
-        shard.num_edges,
-        shard.num_classes,
-        replace(inner.edges, ids=None, attr=shard.edge_attr),
-        shard.edge_sizes,
-        shard.in_weight,
+    return Dataset(
+        name="",
+        x=shard.x,
+        y=shard.y,
+        edge_index=torch.stack([inner.indices.long(), inner.edge_dst]),
+        in_degree=shard.in_degree,
+        train_mask=shard.train_mask,
+        val_mask=shard.val_mask,
+        test_mask=shard.test_mask,
+        num_classes=shard.num_classes,
+        task="single_label",
+        graph_hash="",
+        split_hash="",
+        edges=replace(inner.edges, ids=None, attr=shard.edge_attr),
+        edge_sizes=shard.edge_sizes,
+        in_weight=shard.in_weight,
     )
 
 
 def _shard(
-    dataset: Dataset | Whole,
+    dataset: Dataset,
     p: int,
     parts: int,
     ids: Tensor,
@@ -476,11 +433,7 @@ def _shard(
         part=p,
         parts=parts,
         node_ids=ids,
-        x=dataset.x[ids],
-        y=dataset.y[ids],
-        train_mask=dataset.train_mask[ids],
-        val_mask=dataset.val_mask[ids],
-        test_mask=dataset.test_mask[ids],
+        **{name: vars(dataset)[name][ids] for name in ("x", "y", *MASKS)},
         in_degree=dataset.in_degree[ids].to(dataset.x.dtype),
         inner=blocks[p, p],
         halo=halo,

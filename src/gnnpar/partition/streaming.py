@@ -13,6 +13,7 @@ lower number.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
@@ -32,7 +33,7 @@ Price = Callable[[int], int]  # function of the load of a part
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Streamed:
+class _Streamed(ABC):
     """Fields of streaming partitioners. slack: allowed excess of a part over its share. balance: quantity to balance.
     passes: number of passes over all nodes."""
 
@@ -43,22 +44,25 @@ class _Streamed:
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         graph = dataset if isinstance(dataset, Stored) else Stored.of(dataset)
         weight = np.ones(graph.num_nodes, dtype=np.int64) if self.balance == "nodes" else np.diff(graph.indptr) + 1
-        stream = _Stream(graph, parts, weight, _capacity(int(weight.sum()), parts, self.slack))
-        self._price(stream)
+        total = int(weight.sum())
+        share = -(-total // parts)
+        capacity = max(share, int(share * (1 + self.slack)))  # so that all nodes fit
+        stream = _Stream(graph, parts, weight, capacity, *self._prices(graph, parts, total, capacity))
         for _ in range(self.passes):
             stream.run()
         return torch.from_numpy(stream.part).long()
 
-    def _price(self, stream: _Stream) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _prices(self, graph: Stored, parts: int, total: int, capacity: int) -> tuple[Price, Price]:
+        """Return the factor of a neighbour in a part, and the cost of the part. total: weight of all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LDG(_Streamed):
     """Linear deterministic greedy."""
 
-    def _price(self, stream: _Stream) -> None:
-        stream.factor = lambda load: stream.capacity - load
+    def _prices(self, graph: Stored, parts: int, total: int, capacity: int) -> tuple[Price, Price]:
+        return lambda load: capacity - load, lambda load: 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,29 +71,23 @@ class Fennel(_Streamed):
 
     slack: Annotated[float, Ge(0)] = 0.1
 
-    def _price(self, stream: _Stream) -> None:
-        loops = sum(int((edges.src == edges.dst).sum()) for edges in stream.graph.edges())
-        entries = stream.graph.num_edges - loops  # 2 m: every edge is counted from both ends
-        nodes, total, parts = stream.graph.num_nodes, int(stream.weight.sum()), stream.parts
-        stream.factor = lambda load: UNIT
-        stream.cost = lambda load: isqrt(9 * entries**2 * UNIT**2 * parts * load // (16 * nodes**2 * total))
-
-
-def _capacity(total: int, parts: int, slack: float) -> int:
-    """Return the capacity of a part: its share plus `slack` of it, rounded up so that all nodes fit."""
-    share = -(-total // parts)
-    return max(share, int(share * (1 + slack)))
+    def _prices(self, graph: Stored, parts: int, total: int, capacity: int) -> tuple[Price, Price]:
+        loops = sum(int((edges.src == edges.dst).sum()) for edges in graph.edges())
+        nodes, entries = graph.num_nodes, graph.num_edges - loops  # 2 m: every edge is counted from both ends
+        scale, unit = 9 * entries**2 * UNIT**2 * parts, 16 * nodes**2 * total
+        return lambda load: UNIT, lambda load: isqrt(scale * load // unit)
 
 
 class _Stream:
     """Nodes placed so far. Neighbours outside a block are counted at once, neighbours inside it one by one."""
 
-    def __init__(self, graph: Stored, parts: int, weight: np.ndarray, capacity: int) -> None:
+    def __init__(
+        self, graph: Stored, parts: int, weight: np.ndarray, capacity: int, factor: Price, cost: Price
+    ) -> None:
         self.graph, self.parts, self.weight, self.capacity = graph, parts, weight, capacity
         self.part = np.full(graph.num_nodes, -1, dtype=np.int32)
         self.load, self.size = [0] * parts, [0] * parts
-        self.factor: Price = lambda load: 1  # factor of a neighbour in a part
-        self.cost: Price = lambda load: 0  # cost of the part
+        self.factor, self.cost = factor, cost
 
     def run(self) -> None:
         """Place every node once, in the order of ids."""

@@ -19,7 +19,7 @@ from gnnpar.models.gnn import GNN
 from gnnpar.parallel.needs import EDGE_TITLES
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import Strategy, Workload
-from gnnpar.partition.shares import Shares
+from gnnpar.partition.partition import Shares
 from gnnpar.placement import Plan, Topology
 from gnnpar.planner.extract import record
 from gnnpar.planner.recompute import Recompute, by_factors, decide, how_held

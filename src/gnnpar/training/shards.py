@@ -107,14 +107,14 @@ class Source:
     def degrees(self, comm: Communicator) -> Degrees:
         """Return the histogram of in-degrees of the whole graph. Collective."""
         from gnnpar.folds.edge_data import degree_histogram, merged_histogram
-        from gnnpar.partition.read import in_degrees
+        from gnnpar.partition.on_disk import in_degrees
 
         parts = comm.gather(degree_histogram(in_degrees(self.folder, self.manifest, comm.rank)))
         return comm.broadcast(merged_histogram(parts or ()))
 
     def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
         """Open this rank's part, memory-mapped. Raise ValueError if ranks have different shards. Collective."""
-        from gnnpar.partition.read import open_part
+        from gnnpar.partition.on_disk import open_part
         from gnnpar.partition.shard import comm_check
 
         if model.needs_edge_ids and not self.manifest.edge_ids:
