@@ -1,4 +1,9 @@
-"""Cut a PyG model's recorded forward into layers, between each two convolutions.
+"""Record a PyG model's forward as a `torch.fx.Graph`, and cut it into layers, between each two convolutions.
+
+A node is a call of a torch function, a convolution or a module without convolutions. Two recordings, with different
+numbers of rows and different dtypes, are merged. An integer that equals the number of rows in both stands for the
+number of rows. A tensor with one row per node in both holds node rows. Python control flow is not recorded, so a module
+that reads values of tensors is refused.
 
 A layer is one convolution and the row-wise steps around it. The cut between two convolutions is the first place where
 the tensors read later have the fewest columns. All of these tensors are sent: the input of a residual, inputs of
@@ -11,52 +16,240 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, Interpreter, Node
+from torch.fx.node import Argument, map_aggregate
+from torch_geometric.nn import MessagePassing
 
 from gnnpar.folds.block import Rows
 from gnnpar.models.pyg.dropout import LAST_TAG
-from gnnpar.models.pyg.nested import python_state
+from gnnpar.models.pyg.marks import Placeholder
+from gnnpar.models.pyg.nested import Called, Intercepting, leaves, python_state
 from gnnpar.models.pyg.probe_graph import ProbeGraph
-from gnnpar.models.pyg.tape import FEATURES, RankValue, Step, Tape, merged, recording
 
+_READS_VALUES = frozenset(
+    {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}
+    | {"is_nonzero", "equal", "allclose", "__array__"}
+)
+_LEAVES_NO_STEP = frozenset({"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"})
+_SETS_GRADIENTS = frozenset({"_set_grad_enabled", "set_grad_enabled"})
 _ROWS = (11, 13)  # numbers of rows in the two recordings
+_OTHERWISE = "its forward takes another way, or other numbers, for another number of rows"
+Versions = list[tuple[Tensor, int]]
+
+
+def _tensors_of(value: object) -> list[Tensor]:
+    """Return the tensors in a value, without placeholders for edges."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor) and not isinstance(leaf, Placeholder)]
+
+
+def _tensor_at(value: object, place: int) -> Tensor:
+    return _tensors_of(value)[place]
+
+
+class Recording(Intercepting):
+    """The graph of one call of `net` on features `x`. The inside of a step is not recorded.
+
+    own: nodes for the number, dtype and device of a rank's rows. out: node of the output. meta of a node: `form` (shape
+    and dtype), `written` (nodes changed in place), `last_tag` (of the last dropout when it ends).
+    """
+
+    def __init__(self, net: nn.Module, view: ProbeGraph, x: Tensor) -> None:
+        super().__init__(self._recorded)
+        self.view, self.rows, self.dtype, self.depth = view, len(x), x.dtype, 0
+        self.graph, self.out = Graph(), None
+        self.own = [self.graph.placeholder(each) for each in ("rows", "dtype", "device")]
+        self._alive: list[Tensor] = []  # keeps ids unique
+        self._read: Versions = []  # by the module that runs
+        self._nodes: dict[int, Node] = {}
+        named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+        self._names = {id(t): name for name, t in reversed(named)}
+
+    def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
+        if self.depth:
+            return func(*args, **given)
+        name = func.__name__
+        if name in _READS_VALUES:
+            raise ValueError(f"its forward reads values of tensors ({name.strip('_')}), which no recording follows")
+        if name in _LEAVES_NO_STEP:
+            called = "sets an attribute of" if name == "__set__" else f"calls {name} of"
+            raise ValueError(f"its forward {called} a tensor, which no recording follows")
+        if name in _SETS_GRADIENTS:
+            raise ValueError("its forward switches gradients off or on; use detach")
+        read = [(t, t._version) for t in _tensors_of((args, given))]
+        out = func(*args, **given)
+        if _tensors_of(out) or any(t._version != version for t, version in read):
+            self._note(func, args, given, read, out)
+        return out
+
+    def begin(self, net: nn.Module, args: tuple[object, ...]) -> None:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor):
+            raise ValueError("its forward takes no tensor of rows first")
+        self._keep(x, self.graph.placeholder("x"))
+        self.__enter__()
+
+    def end(self, net: nn.Module, args: tuple[object, ...], out: object) -> None:
+        self.__exit__(None, None, None)
+        self.out = self._nodes.get(id(out))
+
+    def enter(self, module: nn.Module, args: tuple[object, ...], given: Mapping[str, object]) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            self._read = [(t, t._version) for t in _tensors_of((args, given))]
+
+    def leave(self, name: str, module: nn.Module, args: tuple, given: dict[str, object], out: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self._note(name, args, given, self._read, out)
+
+    def _note(self, called: str | Called, args: tuple, given: dict, read: Versions, out: object) -> None:
+        """Add the node of a call of a module or function, and a node for each tensor inside of its result. read:
+        tensors before the call."""
+        op, name = ("call_module", called) if isinstance(called, str) else ("call_function", called.__name__)
+
+        def known(leaf: Argument) -> Argument:
+            if not isinstance(leaf, Tensor) or isinstance(leaf, Placeholder):
+                return leaf
+            if (node := self._node_of(leaf)) is None:
+                raise ValueError(
+                    f"{name} reads a tensor that is made neither of x nor of parameters and buffers; register_buffer it"
+                )
+            return node
+
+        node = self.graph.create_node(op, called, map_aggregate(args, known), map_aggregate(given, known))
+        changed = [each for t, version in read if t._version != version for each in (t, t._base)]  # and a view's base
+        written = [found for t in changed if t is not None and (found := self._node_of(t)) is not None]
+        if lasting := [each.target for each in written if each.op == "get_attr"]:
+            raise ValueError(f"its forward writes into {lasting[0]}")
+        node.meta |= {"written": written, "last_tag": self.view.last_tag}
+        for i, t in enumerate(_tensors_of(out)):
+            if self._node_of(t) is None:
+                self._keep(t, node if t is out else self.graph.call_function(_tensor_at, (node, i)))
+
+    def _node_of(self, tensor: Tensor) -> Node | None:
+        """Return the node of a tensor; None if it is made of no recorded one."""
+        if id(tensor) in self._names and id(tensor) not in self._nodes:
+            self._keep(tensor, self.graph.get_attr(self._names[id(tensor)]))
+        return self._nodes.get(id(tensor))
+
+    def _keep(self, tensor: Tensor, node: Node) -> None:
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+        node.meta = {"written": [], "last_tag": self.view.last_tag, **node.meta}
+        node.meta["form"] = tuple(tensor.shape), tensor.dtype
+
+
+def _recording(model: Callable[[ProbeGraph, Tensor], Tensor], net: nn.Module, view: ProbeGraph, x: Tensor) -> Recording:
+    recorder = Recording(net, view, x)
+    handles = [
+        net.register_forward_pre_hook(recorder.begin),
+        net.register_forward_hook(recorder.end, always_call=True),  # stop recording on an error inside
+    ]
+    for name, module in net.named_modules():
+        if name and _is_step(module):
+            handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(recorder.leave, name), with_kwargs=True))
+    try:
+        with torch.set_grad_enabled(view.training):  # forward may read the mode
+            model(view, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return recorder
+
+
+def _is_step(module: nn.Module) -> bool:
+    inside = (each for each in module.modules() if each is not module)
+    return isinstance(module, MessagePassing) or not any(isinstance(each, MessagePassing) for each in inside)
+
+
+def _merged(a: Recording, b: Recording) -> Recording:
+    """Return `a` with a graph for any number of rows and dtype. ValueError if the recordings differ in other ways.
+
+    meta of a node that holds node rows in the dtype of the features: `tail`, their row shape.
+    """
+    rows, dtype, device = a.own
+    nodes, twins = list(a.graph.nodes), list(b.graph.nodes)
+    number = {node: i for i, node in enumerate(twins)}
+
+    def both(x: object, y: object) -> object:
+        if isinstance(x, tuple | list) and isinstance(y, tuple | list) and len(x) == len(y):
+            pairs = [both(*pair) for pair in zip(x, y, strict=True)]
+            return tuple(pairs) if isinstance(x, tuple) else pairs
+        if isinstance(x, dict) and isinstance(y, dict) and list(x) == list(y):
+            return {key: both(x[key], y[key]) for key in x}
+        if isinstance(x, slice) and isinstance(y, slice):
+            return slice(*(both(*ends) for ends in ((x.start, y.start), (x.stop, y.stop), (x.step, y.step))))
+        if isinstance(x, Placeholder) and type(x) is type(y):
+            return x
+        if isinstance(x, torch.device):
+            return device
+        for node, values in ((dtype, (a.dtype, b.dtype)), (rows, (a.rows, b.rows))):
+            if (x, y) == values:
+                return node
+        if nodes[number[y]] is x if isinstance(y, Node) else x == y:
+            return x
+        raise ValueError(_OTHERWISE)
+
+    if len(nodes) != len(twins):
+        raise ValueError(_OTHERWISE)
+    for x, y in zip(nodes, twins, strict=True):
+        both((x.op, x.target, x.meta.get("written")), (y.op, y.target, y.meta.get("written")))
+        x.args, x.kwargs = both(x.args, y.args), both(x.kwargs, y.kwargs)
+        shape, kind = x.meta.get("form", ((), None))
+        if shape[:1] == (a.rows,) and kind == a.dtype and y.meta.get("form") == ((b.rows, *shape[1:]), b.dtype):
+            x.meta["tail"] = shape[1:]
+    return a
+
+
+def columns(node: Node) -> float:
+    """Return the columns of a value; infinity if it does not have one row per node."""
+    return math.prod(node.meta.get("tail", (math.inf,)))
+
+
+def title(node: Node) -> str:
+    if node.target is _tensor_at:
+        return title(node.all_input_nodes[0])
+    return node.target if isinstance(node.target, str) else node.target.__name__.strip("_")
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
     """The steps of a layer, or of the part before the first or after the last layer.
 
-    reads, gives: names of inputs and outputs. tails: their row shapes. copied: inputs that steps write into. dropped:
-    per step, values not read after it. after: tag of the last dropout before the segment.
+    graph: of a rank's number, dtype and device of rows, and the inputs. reads, gives: inputs and outputs, as nodes of
+    the recording. after: tag of the last dropout before the segment.
     """
 
-    steps: tuple[Step, ...]
-    reads: tuple[str, ...]
-    gives: tuple[str, ...]
-    tails: Mapping[str, tuple[int, ...]]
-    copied: tuple[str, ...]
-    dropped: tuple[tuple[str, ...], ...]
+    graph: Graph
+    reads: tuple[Node, ...]
+    gives: tuple[Node, ...]
     after: int
 
     def run(self, net: nn.Module, activations: Rows) -> Rows:
         """Run the steps. Shapes: activations [N, columns] for each of `reads` -> [N, columns] for each of `gives`."""
         first = activations[0]
-        own = {RankValue.ROWS: len(first), RankValue.DTYPE: first.dtype, RankValue.DEVICE: first.device}
-        values = {name: t.view(len(t), *self.tails[name]) for name, t in zip(self.reads, activations, strict=True)}
-        values |= {name: values[name].clone() for name in self.copied}
-        for step, dropped in zip(self.steps, self.dropped, strict=True):
-            step.run(net, values, own)
-            for name in dropped:
-                values.pop(name, None)
-        return tuple(values[name].reshape(len(first), self.columns(name)) for name in self.gives)
+        values = [t.view(len(t), *node.meta["tail"]) for node, t in zip(self.reads, activations, strict=True)]
+        interpreter = Interpreter(net, graph=self.graph)
+        interpreter.extra_traceback = False  # it would add lines to messages
+        out = interpreter.run(len(first), first.dtype, first.device, *values)
+        return tuple(t.reshape(len(first), int(columns(node))) for node, t in zip(self.gives, out, strict=True))
 
-    def columns(self, name: str) -> int:
-        return math.prod(self.tails[name])
+    def parameters(self, net: nn.Module) -> Iterable[nn.Parameter]:
+        """Yield the parameters that the steps read, and those of the modules that they call."""
+        for node in self.graph.nodes:
+            if node.op == "call_module":
+                yield from net.get_submodule(node.target).parameters()
+            elif node.op == "get_attr" and isinstance(held := attrgetter(node.target)(net), nn.Parameter):
+                yield held
 
 
 Program = tuple[Segment, ...]
@@ -65,23 +258,25 @@ Program = tuple[Segment, ...]
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """A model cut into layers. programs: by (training, weighted). widths: of the activations before each layer in
-    training. titles: the modules that made them. layer_of: layer of each parameter read in a layer."""
+    """A model cut into layers. programs: by (training, weighted). reads: the activations before each layer in training.
+    layer_of: layer of each parameter read in a layer."""
 
     programs: Mapping[tuple[bool, bool], Program]
-    widths: tuple[tuple[int, ...], ...]
-    titles: tuple[tuple[str, ...], ...]
+    reads: tuple[tuple[Node, ...], ...]
     layer_of: Mapping[str, int]
 
     def __deepcopy__(self, memo: object) -> Cuts:
         return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Pickle as None: another process records the model again."""
+        return type(None), ()
 
 
 def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterable[bool]) -> Cuts:
     """Cut a model with the user's module as submodule `net`. ValueError if it cannot run layer by layer. convs: names
     of the convolutions in `net`, in order of execution."""
     programs: dict[tuple[bool, bool], Program] = {}
-    titles: tuple[tuple[str, ...], ...] = ()
     dtype = next(model.parameters(), torch.zeros(0)).dtype
     other = torch.float32 if dtype == torch.float64 else torch.float64
     twins = [copy.deepcopy(model).to(each) for each in (dtype, other)]
@@ -90,20 +285,16 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
         for training in (False, True):
             kept = python_state(nets[0])
             recordings = [
-                recording(twin, net, *example(twin, rows, in_dim, training, weights))
+                _recording(twin, net, *example(twin, rows, in_dim, training, weights))
                 for twin, net, rows in zip(twins, nets, _ROWS, strict=True)
             ]
             if changed := [name for name, value in python_state(nets[0]).items() if kept.get(name) != value]:
                 raise ValueError(f"its forward changes {changed[0]}, which a recording would leave as it is")
-            tape = merged(*recordings)
-            programs[training, weights] = segments = _segments(tape, convs)
-            makers = {name: step.title for step in reversed(tape.steps) for name in step.results} | {FEATURES: FEATURES}
-            titles = tuple(tuple(makers[name] for name in segment.reads) for segment in segments[1:-1])
-    widths = [tuple(tuple(map(layer.columns, layer.reads)) for layer in program[1:-1]) for program in programs.values()]
-    if len({each[1:] for each in widths}) > 1:
+            programs[training, weights] = _segments(_merged(*recordings), convs)
+    reads = [tuple(layer.reads for layer in program[1:-1]) for program in programs.values()]
+    if len({tuple(tuple(map(columns, nodes)) for nodes in layers[1:]) for layers in reads}) > 1:
         raise ValueError("its forward keeps other rows between convolutions in training than in evaluation")
-    net = model.get_submodule("net")
-    return Cuts(programs, widths[-1], titles, _layers_of_parameters(programs.values(), net))
+    return Cuts(programs, reads[-1], _layers_of_parameters(programs.values(), model.get_submodule("net")))
 
 
 def example(model: nn.Module, rows: int, in_dim: int, training: bool, weighted: bool) -> tuple[ProbeGraph, Tensor]:
@@ -120,7 +311,7 @@ def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[s
     for program in programs:
         for i, segment in enumerate(program):
             layer = min(max(i - 1, 0), len(program) - 3)
-            for name in (names[id(each)] for step in segment.steps for each in step.parameters(net)):
+            for name in (names[id(each)] for each in segment.parameters(net)):
                 if found.setdefault(name, layer) != layer:
                     raise ValueError(f"{name} is read in two layers, {found[name]} and {layer}")
     return found
@@ -129,76 +320,66 @@ def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[s
 class _Flow:
     """Values that depend on rows, with their lifetimes. A cut at c lies before step c."""
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
-        self.made, self.last = {FEATURES: -1}, {FEATURES: -1}
-        self.of_rows = {FEATURES}
-        for i, step in enumerate(tape.steps):
-            read = step.values
-            self.last.update(dict.fromkeys(read, i))
-            for name in step.results:
-                self.made.setdefault(name, i)
-            if not self.of_rows.isdisjoint(read):
-                self.of_rows.update(step.results, step.written)
-        if tape.out not in self.of_rows:
+    def __init__(self, tape: Recording) -> None:
+        self.own, self.steps = tape.own, [node for node in tape.graph.nodes if node.op != "placeholder"]
+        x = next(node for node in tape.graph.nodes if node.target == "x")
+        self.made, self.of_rows = {x: -1}, {x}
+        for i, node in enumerate(self.steps):
+            self.made[node] = i
+            if not self.of_rows.isdisjoint(node.all_input_nodes):
+                self.of_rows.update((node, *node.meta["written"]))
+        if (out := tape.out) is None or out not in self.of_rows:
             raise ValueError("its modules and torch's functions do not compute its output from the features")
-        self.last[tape.out] = len(tape.steps)
+        self.last = {node: max((self.made[user] for user in node.users), default=-1) for node in self.made}
+        self.last[out], self.out = len(self.steps), out
 
-    def alive(self, at: int) -> tuple[str, ...]:
+    def alive(self, at: int) -> tuple[Node, ...]:
         """Return the values alive across a cut, in order of creation."""
-        return tuple(
-            name for name, made in self.made.items() if name in self.of_rows and made < at <= self.last.get(name, -1)
-        )
+        return tuple(node for node, made in self.made.items() if node in self.of_rows and made < at <= self.last[node])
 
     def columns(self, at: int) -> float:
         """Return the columns of the values alive across a cut; infinity if one does not have one row per node."""
-        return sum(math.prod(self.tape.tails.get(name, (math.inf,))) for name in self.alive(at))
+        return sum(map(columns, self.alive(at)))
 
     def narrowest_cut(self, first: int, second: int, names: str) -> int:
         """Return the cut with the fewest columns after step `first` and before step `second`."""
         best = min(range(first + 1, second + 1), key=self.columns)
         if math.isinf(self.columns(best)):
-            kept = next(name for name in self.alive(best) if name not in self.tape.tails)
-            made = self.tape.steps[self.made[kept]].title
+            made = title(next(node for node in self.alive(best) if math.isinf(columns(node))))
             raise ValueError(f"the output of {made} is read {names}, and does not have one row per node")
         return best
 
+    def segment(self, first: int, last: int) -> Segment:
+        """Return the steps between two cuts, and the steps without rows that they need."""
+        reads, gives = self.alive(first), (self.out,) if last == len(self.steps) else self.alive(last)
+        chosen, needed = list[Node](), set[Node]()
+        for i in range(last - 1, -1, -1):
+            node = self.steps[i]
+            wanted = i >= first if node in self.of_rows else not needed.isdisjoint((node, *node.meta["written"]))
+            if wanted:
+                chosen.append(node)
+                needed.update(node.all_input_nodes)
+        graph = Graph()
+        copies = {node: graph.placeholder(node.name) for node in (*self.own, *reads)}
+        written = {each for node in chosen for each in node.meta["written"]}
+        copies |= {node: graph.call_method("clone", (copies[node],)) for node in reads if node in written}
+        for node in reversed(chosen):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in gives))
+        after = self.steps[first - 1].meta["last_tag"] if first else LAST_TAG
+        return Segment(graph, reads, gives, after)
 
-def _segments(tape: Tape, convs: Sequence[str]) -> Program:
-    flow, end, wanted = _Flow(tape), len(tape.steps), set(convs)
-    called = [(i, step.called) for i, step in enumerate(tape.steps) if step.called in wanted]
+
+def _segments(tape: Recording, convs: Sequence[str]) -> Program:
+    flow = _Flow(tape)
+    called = [(i, str(node.target)) for i, node in enumerate(flow.steps) if node.target in convs]
     times = Counter(name for _, name in called)
     if twice := [name for name in convs if times[name] > 1]:
         raise ValueError(f"its forward calls {twice[0]} more than once")
     if inside := [name for name in convs if not times[name]]:
         raise ValueError(f"{inside[0]} runs inside of another convolution")
-    places = [i for i, _ in called]
     inner = [flow.narrowest_cut(first, second, f"between {a} and {b}") for (first, a), (second, b) in pairwise(called)]
-    begin = next(at for at in range(places[0], -1, -1) if math.isfinite(flow.columns(at)))
-    behind = next(at for at in range(places[-1] + 1, end + 1) if math.isfinite(flow.columns(at)))
-    cuts = [0, begin, *inner, behind, end]
-    return tuple(_segment(flow, *ends) for ends in pairwise(cuts))
-
-
-def _segment(flow: _Flow, first: int, last: int) -> Segment:
-    tape, reads = flow.tape, flow.alive(first)
-    gives = (tape.out,) if last == len(tape.steps) else flow.alive(last)
-    chosen: list[Step] = []
-    needed = set[str]()
-    for i in range(last - 1, -1, -1):  # backwards: compute values that depend on no row where they are read
-        step = tape.steps[i]
-        of_rows = not flow.of_rows.isdisjoint((*step.values, *step.results))
-        if (of_rows and i >= first) or (not of_rows and not needed.isdisjoint(step.results)):
-            chosen.append(step)
-            needed.update(name for name in step.values if name not in flow.of_rows)
-    steps = tuple(reversed(chosen))
-    final = {name: i for i, step in enumerate(steps) for name in (*step.results, *step.values)}
-    return Segment(
-        steps,
-        reads,
-        gives,
-        {name: tape.tails[name] for name in (*reads, *gives)},
-        tuple(name for name in reads if any(name in step.written for step in steps)),
-        tuple(tuple(name for name, at in final.items() if at == i and name not in gives) for i in range(len(steps))),
-        tape.steps[first - 1].last_tag if first else LAST_TAG,
-    )
+    (first, _), (last, _), end = called[0], called[-1], len(flow.steps)
+    begin = next(at for at in range(first, -1, -1) if math.isfinite(flow.columns(at)))
+    behind = next(at for at in range(last + 1, end + 1) if math.isfinite(flow.columns(at)))
+    return tuple(flow.segment(*ends) for ends in pairwise((0, begin, *inner, behind, end)))

@@ -26,7 +26,7 @@ from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
 from gnnpar.models.pyg.all_rows import GLOBAL_REDUCTIONS, GlobalReductions, global_size_forwards, plain_rows
 from gnnpar.models.pyg.checkpointing import kept
-from gnnpar.models.pyg.cuts import Cuts, cut, example
+from gnnpar.models.pyg.cuts import Cuts, columns, cut, example, title
 from gnnpar.models.pyg.dropout import IN_EVALUATION, LAST_TAG, keyed_dropout, no_dropout
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
@@ -699,11 +699,11 @@ class PyGNet(GNN):
         return out if place == -1 else tuple(t.to(first.dtype) for t in out)
 
     def activation_widths(self, layer: int) -> tuple[int, ...]:
-        return self.cuts.widths[layer]
+        return tuple(int(columns(node)) for node in self.cuts.reads[layer])
 
     def cut_before(self, layer: int) -> str:
-        names, widths, titles = tuple(self.lowerings), self.cuts.widths[layer], self.cuts.titles[layer]
-        rows = ", ".join(f"{width} of {title}" for width, title in zip(widths, titles, strict=True))
+        names = tuple(self.lowerings)
+        rows = ", ".join(f"{columns(node)} of {title(node)}" for node in self.cuts.reads[layer])
         return f"cut between {names[layer - 1]} and {names[layer]}: {rows}"
 
     def keep_layers(self, layers: Collection[int], *, first: bool, last: bool) -> None:
