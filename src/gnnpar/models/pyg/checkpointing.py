@@ -85,11 +85,11 @@ def _install() -> None:
                 return run(*args)
 
     def without_reentrant(*args: Any, **kwargs: Any) -> Iterator[object]:  # Any: of torch
-        return other(*args, **kwargs) if _KEPT.get() is None else once()
-
-    def once() -> Iterator[None]:
-        with _part():
-            yield
+        if _KEPT.get() is None:
+            yield from other(*args, **kwargs)
+        else:
+            with _part():
+                yield
 
     setattr(checkpointing, "CheckpointFunction", Checkpoint)  # noqa: B010 - pyright treats the name as a class
     setattr(checkpointing, "_checkpoint_without_reentrant_generator", without_reentrant)  # noqa: B010

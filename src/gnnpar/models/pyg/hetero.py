@@ -25,11 +25,11 @@ from gnnpar.folds.edge_data import Schema
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.folds.wrapped import TypeFilteredFold
-from gnnpar.graph import Graph, InEdges, Moments, Reduction, unchanged
+from gnnpar.graph import Graph, InEdges, unchanged
 from gnnpar.models import hgt
 from gnnpar.models.pyg.all_rows import NodeRows, plain_rows
 from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.marks import Bipartite, EdgeRows, Edges, LocalEdges, Refused, Weights
+from gnnpar.models.pyg.marks import Bipartite, Edges, LocalEdges, Refused
 from gnnpar.models.pyg.nested import mapped_call, replaced
 from gnnpar.models.pyg.propagate import Forward, Lowering, is_plain
 
@@ -37,10 +37,15 @@ _BY_KEY = "__"  # joins the names of an edge type in the output of to_hetero, an
 
 
 class RelationEdges(Edges):
-    """Placeholder for an entry of edge_index_dict. number: of the edge type."""
+    """Placeholder for an entry of edge_index_dict."""
 
     name = "an entry of edge_index_dict"
-    number: int
+
+    @property
+    def number(self) -> int:
+        """Number of the edge type."""
+        assert isinstance(self.local.g, RelationGraph)
+        return self.local.g.number
 
 
 class NeedsSchema(nn.Module):
@@ -114,24 +119,9 @@ class TypedGraph:
     def schema(self) -> Schema:
         return self.layout.schema
 
-    def edges(self) -> dict[tuple[str, str, str], RelationEdges]:
-        """Return edge_index_dict."""
-        found = {key: RelationEdges.of(self.local_edges(number)) for number, key in enumerate(self.schema.edges)}
-        for number, edges in enumerate(found.values()):
-            edges.number = number
-        return found
-
-    def weights(self) -> dict[tuple[str, str, str], Weights]:
-        """Return edge_weight_dict."""
-        return {key: Weights.of(self.local_edges(number)) for number, key in enumerate(self.schema.edges)}
-
-    def local_edges(self, number: int) -> LocalEdges:
-        return LocalEdges(RelationGraph(self, number))
-
-    def attributes(self) -> dict[tuple[str, str, str], EdgeRows]:
-        """Return edge_attr_dict: rows of the in-edges of own rows, by edge type and ascending id."""
-        assert self.g.edge_attr is not None
-        return {key: EdgeRows.of(self.g.edge_attr[self.places(number)]) for number, key in enumerate(self.schema.edges)}
+    def by_type(self, of: Callable[[LocalEdges], Tensor]) -> dict[tuple[str, str, str], Tensor]:
+        """Return the data of the in-edges of own rows by edge type, as the dictionaries that forward takes."""
+        return {key: of(LocalEdges(RelationGraph(self, number))) for number, key in enumerate(self.schema.edges)}
 
     def places(self, number: int) -> Tensor:
         """Return the places of a type's edges among the edge operands, [e] int64."""
@@ -169,11 +159,14 @@ class RelationGraph(Bipartite):
     reads degrees of its sources (GCN's norm) takes one type only.
     """
 
+    edge_type = None  # all edges are of one type
+
     def __init__(self, typed: TypedGraph, number: int) -> None:
         source, _, destination = typed.schema.edges[number]
         self.typed, self.number, self.g, self.layout = typed, number, typed.g, typed.layout
         self.source_kind, self.kind = self.layout.number(source), self.layout.number(destination)
         self.num_sources, self.one_kind = len(self.layout.rows[self.source_kind]), self.source_kind == self.kind
+        self.num_nodes = self.g.num_nodes
 
     def check(self, given: object) -> None:
         """Raise ValueError if an argument holds rows of another node type."""
@@ -216,10 +209,6 @@ class RelationGraph(Bipartite):
         return None if self.g.edge_attr is None else self.g.edge_attr[self.typed.places(self.number)]
 
     @property
-    def edge_type(self) -> None:
-        """None: all edges are of one type."""
-
-    @property
     def in_edges(self) -> InEdges:
         """In-edges, numbered by the rows of the two types."""
         edges, places = self.g.in_edges, self.typed.places(self.number)
@@ -239,16 +228,6 @@ class RelationGraph(Bipartite):
 
     def edge_dropout(self, p: float, *, tag: int = 0) -> EdgeDropout | None:
         return self.g.edge_dropout(p, tag=tag)
-
-    def moments(self, x: Tensor) -> Moments | None:
-        raise ValueError("a convolution asks for moments of all rows, which belong outside of it")
-
-    @property
-    def num_nodes(self) -> int:
-        return self.g.num_nodes
-
-    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        return self.g.total(part, how)
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         placed = self.g.source(unchanged, *(self.layout.place(self.source_kind, rows) for rows in src))

@@ -73,8 +73,10 @@ class Marked(Tensor):
         if func in _ABOUT or func.__name__ == "__set__":
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **given)
-        if func.__name__ == "flip" and type(args[0]) is Edges and args[1:] in (([0],), ((0,),), (0,)):
-            return Flipped.of(args[0].local, inside=args[0].inside)
+        if type(args[0]) is Edges and _flips_ends(func, args):
+            turned = Edges.of(args[0].local)
+            turned.flipped = not args[0].flipped
+            return turned
         args, given = mapped_call(
             args, kwargs, lambda leaf: leaf.materialise(func, args) if isinstance(leaf, Placeholder) else leaf
         )
@@ -94,6 +96,10 @@ class Marked(Tensor):
         return out if name in _NEW else _as_rows(out)
 
 
+def _flips_ends(func: Called, args: Arguments) -> bool:
+    return func.__name__ == "flip" and args[1:] in (([0],), ((0,),), (0,))
+
+
 def _shape_without_edges(rows: Tensor, shape: Arguments) -> object:
     """Return the shape of a view without edges, since torch cannot infer the last dimension of (0, heads, -1)."""
     sizes = list(shape[0]) if shape and isinstance(shape[0], tuple | list) else list(shape)
@@ -109,58 +115,58 @@ class EdgeRows(Marked):
     def of(rows: Tensor) -> EdgeRows:
         return rows.as_subclass(EdgeRows)
 
+    @staticmethod
+    def attributes(local: LocalEdges) -> EdgeRows:
+        """Return the rows of edge_attr, in ascending order of edge ids."""
+        assert local.g.edge_attr is not None
+        return EdgeRows.of(local.g.edge_attr)
+
     def plain(self) -> Tensor:
         """Return the same tensor without the mark."""
         return self.as_subclass(Tensor)
 
 
 class Placeholder(Marked):
-    """A placeholder for edge data, materialised when read. Its own shape is `no_edges`. inside: within a convolution;
-    outside of one, it can be read only if the rank holds the whole graph."""
+    """A placeholder for edge data, materialised when read: in a convolution, or if the rank holds the whole graph. Its
+    own shape is `no_edges`."""
 
     name = ""
     no_edges: ClassVar[tuple[int, ...]] = (0,)
     local: LocalEdges
-    inside: bool
 
     @classmethod
-    def of(cls, local: LocalEdges, *, inside: bool = False) -> Self:
+    def of(cls, local: LocalEdges) -> Self:
         like = local.g.in_degree if cls is Weights else local.g.node_ids
         with _disable_current_modes():  # torch.export traces with tensors that have no marks
             made = torch.empty(cls.no_edges, dtype=like.dtype, device=like.device).as_subclass(cls)
-        made.local, made.inside = local, inside
+        made.local = local
         return made
 
     def materialise(self, func: Called, args: Arguments) -> object:
         """Return the tensor of this placeholder. ValueError if the rank holds only a part of it."""
         if func is Tensor.size and args[1:] == (0,) and isinstance(self, Edges):
             return self
-        if not self.inside and not self.local.whole:
+        running = LocalEdges.current.get()
+        if running is None and not self.local.whole:
             raise ValueError(
                 f"the model reads {self.name} outside of a convolution ({func.__name__.strip('_')}), and a rank holds "
                 "a part of the edges; hand it to convolutions alone"
             )
-        return self.tensor(self.local)
+        return self.tensor(running or self.local)
 
     def tensor(self, local: LocalEdges) -> Tensor:
         raise NotImplementedError
 
 
 class Edges(Placeholder):
-    """Placeholder for edge_index."""
+    """Placeholder for edge_index, or edge_index.flip([0])."""
 
     name = "edge_index"
     no_edges = (2, 0)
+    flipped = False
 
     def tensor(self, local: LocalEdges) -> Tensor:
-        return local.ends
-
-
-class Flipped(Edges):
-    """Placeholder for edge_index.flip([0])."""
-
-    def tensor(self, local: LocalEdges) -> Tensor:
-        return local.ends.flip([0])
+        return local.ends.flip([0]) if self.flipped else local.ends
 
 
 class Weights(Placeholder):
@@ -248,7 +254,7 @@ class Ends(_Named):
             return self.taken(args[2])
         if name == "index_select" and args[1] in (1, -1):
             return self.at(args[2])
-        if name == "flip" and args[1:] in (([0],), ((0,),), (0,)):
+        if _flips_ends(func, args):
             return self.of(_plain(self).flip(0), self.local, self.positions, flipped=not self.flipped)
         joins = name in _JOINS and self.local.one_kind and isinstance(args[0], tuple | list)
         joins = joins and all(isinstance(part, Ends) or _are_loops(part) for part in args[0])
@@ -396,21 +402,18 @@ class LocalEdges:
             )
         if not rows.is_floating_point():
             raise Refused(f"reads {rows.dtype} of sources, which are not carried; make it a column of x")
-        key = id(rows)
-        known = self._gathered.get(key)
-        if known is None or known[1] != rows._version:
+        _, version, out = self._gathered.get(id(rows), (None,) * 3)
+        if out is None or version != rows._version:
             table = rows.as_subclass(Tensor).movedim(dim, 0)
-            flat = table.reshape(table.shape[0], -1)
-            found = self.g.aggregate(SourceRows(), self.g.source(unchanged, flat))
-            known = rows, rows._version, found.reshape(-1, *table.shape[1:])
-            self._gathered[key] = known
-            out = known[2]
+            found = self.g.aggregate(SourceRows(), self.g.source(unchanged, table.reshape(table.shape[0], -1)))
+            out = found.reshape(-1, *table.shape[1:])
+            self._gathered[id(rows)] = rows, rows._version, out  # rows stay alive, so their id is unique
         else:
-            out = known[2].clone()  # the user's code may write into the first result
+            out = out.clone()  # the user's code may write into the first result
         if source.positions is not None:
             self._positions[len(source.positions)] = source.positions
-            table = rows.as_subclass(Tensor).movedim(dim, 0).to(out.dtype)
             places = torch.where(source.positions < 0, len(out) - 1 - source.positions, source.positions)
+            table = rows.as_subclass(Tensor).movedim(dim, 0).to(out.dtype)  # apart: gradients are summed in this order
             out = torch.cat([out, table]).index_select(0, places)
         return EdgeRows.of(out.movedim(0, dim))
 
@@ -437,7 +440,7 @@ class _Returned(torch.autograd.Function):
     """Sums of rows of edges by source, the adjoint of `SourceRows`. Shapes: [E, F] -> [N, F]."""
 
     @staticmethod
-    def forward(ctx: Returned, g: Graph, rows: Tensor, num_sources: int) -> Tensor:
+    def forward(ctx: FunctionCtx, g: Graph, rows: Tensor, num_sources: int) -> Tensor:
         ctx.g = g
         with torch.enable_grad():
             table = rows.new_zeros(num_sources, rows.shape[1], requires_grad=True)
@@ -445,15 +448,9 @@ class _Returned(torch.autograd.Function):
         return torch.autograd.grad(found, table, rows.detach())[0]
 
     @staticmethod
-    def backward(ctx: Returned, *grads: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[None, Tensor, None]:
         with torch.no_grad():
             return None, ctx.g.aggregate(SourceRows(), ctx.g.source(unchanged, grads[0])), None
-
-
-class Returned(FunctionCtx):
-    """Attributes that `_Returned` saves on its context."""
-
-    g: Graph
 
 
 def unmarked(value: object) -> object:

@@ -31,6 +31,7 @@ from gnnpar.models.pyg.dropout import IN_EVALUATION, LAST_TAG, keyed_dropout, no
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
     NeedsSchema,
+    RelationEdges,
     TypedGraph,
     hetero_lowering,
     one_of_each,
@@ -57,7 +58,6 @@ _SCHEMA: dict[str, Callable[[Schema], object]] = {
     "metadata": lambda schema: (list(schema.names), list(schema.edges)),
     "node_types": lambda schema: list(schema.names),
 }
-IN_TYPES: frozenset[EdgeKind] = frozenset({"type"})
 _BY_TYPE = "runs in one piece: it reads dictionaries by type"
 _PROBE_NODES = 12  # nodes of the probe graph
 _DEGREES = "deg"  # argument of PNAConv and DegreeScalerAggregation: a histogram of in-degrees
@@ -84,6 +84,7 @@ class PyG(ModelSource):
     edge_types: int | None = None
     nodes: int = 0
     wraps: ClassVar[bool] = True
+    types: ClassVar[Schema | None] = None  # of the dataset of a heterogeneous model
     input_dropout = 0.0
 
     def __post_init__(self) -> None:
@@ -105,20 +106,15 @@ class PyG(ModelSource):
         return len(_convolutions(self._sample()))
 
     @property
-    def schema(self) -> Schema | None:
-        """Schema of the dataset for a heterogeneous model; None if unknown, or for any other model."""
-        return None
-
-    @property
     def sample_schema(self) -> Schema | None:
-        """Return `schema`, or without a dataset one on which the model runs; None if it is not heterogeneous."""
+        """Return `types`, or without a dataset a schema on which the model runs; None if it is not heterogeneous."""
         net = self._sample()
-        return (self.schema or schema_for(net)) if reads_dictionaries(net) else None
+        return (self.types or schema_for(net)) if reads_dictionaries(net) else None
 
     @property
     def edge_data(self) -> frozenset[EdgeKind]:
         net = self._sample()
-        return frozenset(edge_arguments(net)) | (IN_TYPES if reads_dictionaries(net) else frozenset())
+        return frozenset({*edge_arguments(net), "type"} if reads_dictionaries(net) else edge_arguments(net))
 
     @cached_property
     def loops(self) -> SelfLoops:
@@ -134,7 +130,7 @@ class PyG(ModelSource):
 
     @property
     def takes_root(self) -> bool:
-        return any(isinstance(lowering, NormalizedSum) for lowering in self._lowerings().values())
+        return any(isinstance(each, NormalizedSum) for each in self.lowerings_of(self._sample()).values())
 
     def on(self, sizes: EdgeSizes) -> PyG:
         if self.edge_dim not in (None, sizes.attr):
@@ -150,20 +146,14 @@ class PyG(ModelSource):
             largest = max(counts)
             require_memory(16 * largest, f"the histogram of in-degrees up to {largest}", "give a smaller graph")
             kwargs[_DEGREES] = [counts.get(degree, 0) for degree in range(largest + 1)]
+        given = replace(self, kwargs=kwargs, edge_dim=sizes.attr, edge_types=types)
         if not reads_dictionaries(self._sample(sizes.schema)):
             loops: SelfLoops = False if self.self_loops == "keep" and not sizes.loops else self._given_loops
-            nodes = sum(count for _, count in sizes.degrees)
-            return replace(self, kwargs=kwargs, self_loops=loops, edge_dim=sizes.attr, edge_types=types, nodes=nodes)
+            return replace(given, self_loops=loops, nodes=sum(count for _, count in sizes.degrees))
         if sizes.schema is None:
             raise self._lacks_schema()
-        return HeteroPyG(
-            target=self.target,
-            kwargs=kwargs,
-            self_loops="keep" if self._given_loops is not False and sizes.loops else False,
-            edge_dim=sizes.attr,
-            edge_types=types,
-            types=sizes.schema,
-        )
+        loops = "keep" if self._given_loops is not False and sizes.loops else False
+        return HeteroPyG(**{**vars(given), "self_loops": loops, "types": sizes.schema})
 
     @property
     def _given_loops(self) -> SelfLoops:
@@ -177,7 +167,7 @@ class PyG(ModelSource):
 
     @property
     def whole_neighborhoods(self) -> tuple[str, ...]:
-        return tuple(name for name, lowering in self._lowerings().items() if lowering.whole)
+        return tuple(name for name, lowering in self.lowerings_of(self._sample()).items() if lowering.whole)
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -194,9 +184,6 @@ class PyG(ModelSource):
         found = self.lowerings_of(net).items()
         paths = [f"{name}: {type(net.get_submodule(name)).__name__}, {each.title}" for name, each in found]
         return paths + [f"{reader}: reads the whole graph" for reader in self.totals]
-
-    def _lowerings(self) -> dict[str, Lowering]:
-        return self.lowerings_of(self._sample())
 
     def lowerings_of(self, net: nn.Module) -> dict[str, Lowering]:
         """Return the aggregation path of each convolution. ValueError names a convolution that has none."""
@@ -231,7 +218,7 @@ class PyG(ModelSource):
             next((width for name in names if isinstance(width := self.kwargs.get(name), int)), usual)
             for names, usual in ((_IN, 8), (_OUT, 4))
         )
-        in_dim = in_dim if self.schema is None else self.schema.width
+        in_dim = in_dim if self.types is None else self.types.width
         try:
             with torch_seeded(0):
                 net = PyGNet(self, self._make(in_dim, out_dim), in_dim, out_dim)
@@ -243,7 +230,7 @@ class PyG(ModelSource):
     def _sample(self, schema: Schema | None = None) -> nn.Module:
         """Build the module with sample widths. A class that looks up types by name fails without its own schema; return
         `NeedsSchema` for it."""
-        factory, schema = _located(self.target), schema or self.schema
+        factory, schema = _located(self.target), schema or self.types
         try:
             with torch_seeded(0):
                 return self._make(8, 4, schema)
@@ -258,7 +245,7 @@ class PyG(ModelSource):
         factory, given = _located(self.target), dict(self.kwargs)
         if _needs_degrees(factory):
             given.setdefault(_DEGREES, [0, 1])  # for checks; `on` sets the graph's histogram
-        taken, types = inspect.signature(factory).parameters, schema or self.schema or ANY_SCHEMA
+        taken, types = inspect.signature(factory).parameters, schema or self.types or ANY_SCHEMA
         by_type = {name: of(types) for name, of in _SCHEMA.items() if name in taken and name not in given}
         given |= by_type
 
@@ -322,11 +309,7 @@ class PyG(ModelSource):
 class HeteroPyG(PyG):
     """A heterogeneous model on a HeteroData with the schema `types`."""
 
-    types: Schema
-
-    @property
-    def schema(self) -> Schema:
-        return self.types
+    types: Schema  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def on(self, sizes: EdgeSizes) -> PyG:
         """Return self."""
@@ -373,14 +356,11 @@ def _why(error: Exception) -> str:
     return lines[0][:200] if plain else reason_of(error)[:300]
 
 
+_WEIGHT_NAMES = ("edge_weight", "edge_weights", "edge_weight_dict", "edge_weights_dict")
 _ARGUMENTS: dict[str, EdgeKind] = {
-    "edge_weight": "weight",
-    "edge_weights": "weight",
-    "edge_attr": "attr",
+    **dict.fromkeys(_WEIGHT_NAMES, "weight"),
+    **dict.fromkeys(("edge_attr", "edge_attr_dict"), "attr"),
     "edge_type": "type",
-    "edge_weight_dict": "weight",
-    "edge_weights_dict": "weight",
-    "edge_attr_dict": "attr",
 }
 
 
@@ -442,7 +422,7 @@ class PyGNet(GNN):
         self.net = net
         self.lowerings = config.lowerings_of(net)
         self.widths, self.gives = (in_dim, *[0] * len(self.lowerings)), (out_dim,)
-        self.schema, self.answers = config.schema, tuple[str, ...]()
+        self.schema, self.answers = config.types, tuple[str, ...]()
         if self.schema is not None and self.schema.width != in_dim:
             raise ValueError(f"rows have {in_dim} columns, and those of its types have {self.schema.width}")
         self._cuts: Cuts | None = None
@@ -472,26 +452,23 @@ class PyGNet(GNN):
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
-        training = self._begins(g)
-        rows = self._all_rows(g.at(0), layout) if self._measuring or self.totals else None
+        training, rows = self._begins(g), None
+        if self._measuring or self.totals:
+            names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
+            shares = layout is not None or len(g.node_ids) != g.num_nodes  # rows with other types or ranks
+            active = self._measuring or self.tries_totals or shares
+            rows = GlobalReductions(g.at(0), layout, names, active=active)
         with self._folding(g, x, layout, training=training, rows=rows) as edges:
             if layout is None:
                 batch = {"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {}
                 out = self.net(x if rows is None else rows.marked(x), Edges.of(edges), **self._of_edges(edges), **batch)
             else:
                 typed = TypedGraph(g, layout)
-                out = self.net(layout.features(x), typed.edges(), **self._of_edges(edges, typed))
+                out = self.net(layout.features(x), typed.by_type(RelationEdges.of), **self._of_edges(edges, typed))
         self.reads_edges |= edges.read
         if rows is not None and self._measuring:
             self.totals = tuple({**dict.fromkeys(self.totals), **rows.readers})
         return answer_of(out, typed=layout is not None)
-
-    def _all_rows(self, g: Graph, layout: Layout | None) -> GlobalReductions:
-        """Return the `GlobalReductions` of a pass, inactive if this rank holds all nodes and they have one type, except
-        in checks."""
-        names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
-        asks = self._measuring or self.tries_totals or layout is not None or len(g.node_ids) != g.num_nodes
-        return GlobalReductions(g, layout, names, active=asks)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Return False with edge weights, since only running forward shows which convolution gets them."""
@@ -506,17 +483,17 @@ class PyGNet(GNN):
 
     def _of_edges(self, edges: LocalEdges, typed: TypedGraph | None = None) -> dict[str, object]:
         """Return forward's edge arguments that the graph has data for or that are required."""
-        g, given = edges.g, dict[str, object]()
+        g, given, by_type = edges.g, dict[str, object](), typed and typed.by_type
         for kind, name in edge_arguments(self.net).items():
             needed = self._needs(name)
             if kind == "weight" and (needed or g.in_weight is not None):
-                given[name] = Weights.of(edges) if typed is None else typed.weights()
+                given[name] = Weights.of(edges) if by_type is None else by_type(Weights.of)
             if kind == "type" and needed and self.source.edge_types == 0:
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no types")
             if kind == "type" and (needed or self.source.edge_types):
                 given[name] = Types.of(edges)
             if kind == "attr" and g.edge_attr is not None:
-                given[name] = EdgeRows.of(g.edge_attr) if typed is None else typed.attributes()
+                given[name] = EdgeRows.attributes(edges) if by_type is None else by_type(EdgeRows.attributes)
             elif kind == "attr" and needed:
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no attributes")
         return given
@@ -605,20 +582,19 @@ class PyGNet(GNN):
         try:
             return self._logits(_PROBE_NODES, widths, training=training)
         except Exception:  # forward may raise anything
-            if self._measuring:  # retry without marked tensors
-                self._measuring = False
-                widths.clear()
-                return self._try(widths, training=training)
-            if self.schema is not None or self.source.nodes in (0, _PROBE_NODES):
+            marked, self._measuring = self._measuring, False
+            if not marked and (self.schema is not None or self.source.nodes in (0, _PROBE_NODES)):
                 raise
         widths.clear()
+        if marked:  # retry without marked tensors
+            return self._try(widths, training=training)
         return self._logits(self.source.nodes, widths, training=training)
 
     def _logits(self, num_nodes: int, widths: dict[str, int], *, training: bool) -> Tensor:
         """Return logits of `num_nodes` nodes, or of one of each type. Record the width of each convolution's output, in
         order of execution."""
 
-        def note(name: str, output: object) -> None:
+        def note(name: str, conv: nn.Module, arguments: object, output: object) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
             widths[name] = first.shape[-1] if isinstance(first, Tensor) else 0
 
@@ -632,8 +608,7 @@ class PyGNet(GNN):
         attr = x.new_zeros(num_edges, width) if width else None
         with ExitStack() as stack:
             for name, conv in self.convs.items():
-                hook = conv.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-                stack.callback(hook.remove)
+                stack.callback(conv.register_forward_hook(partial(note, name)).remove)
             stack.enter_context(torch.set_grad_enabled(training))
             if not training:
                 stack.enter_context(no_dropout(IN_EVALUATION))

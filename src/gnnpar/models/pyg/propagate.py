@@ -31,7 +31,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local, unchanged
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
-from gnnpar.models.pyg.marks import EdgeRows, Edges, Flipped, LocalEdges, Placeholder, Refused, Types, Weights, unmarked
+from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Placeholder, Refused, Types, Weights, unmarked
 from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, replaced
 from gnnpar.models.pyg.norm import IN_A_FOLD
 from gnnpar.models.rgcn import relational_product
@@ -40,9 +40,10 @@ from gnnpar.models.transformer import attend
 Propagate = Callable[..., Tensor]
 Forward = Callable[..., object]
 
-_LOOPLESS = frozenset({pyg.TAGConv, pyg.LGConv, pyg.ARMAConv})
-_LOOPING = frozenset({pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.SSGConv, pyg.APPNP, pyg.MixHopConv})
-_NORMALIZED = _LOOPLESS | _LOOPING  # gcn_norm, then sums
+_NORMALIZED = frozenset(  # gcn_norm, then sums
+    {pyg.GCNConv, pyg.GCN2Conv, pyg.SGConv, pyg.SSGConv, pyg.APPNP, pyg.MixHopConv}
+    | {pyg.TAGConv, pyg.LGConv, pyg.ARMAConv}  # without self loops
+)
 _ATTENDS = frozenset({pyg.GATConv, pyg.GATv2Conv})
 _RELATIONAL = frozenset({pyg.RGCNConv, pyg.FastRGCNConv})
 _PLAIN = {  # messages x_j
@@ -63,10 +64,7 @@ _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAg
 _HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 _HOOKS = tuple(f"_{step}_forward_{when}" for step in _HOOKED for when in ("pre_hooks", "hooks"))
 _METHODS = (*_HOOKED, "update", "edge_updater", "forward", "collect", "_collect", "_lift", "__lift__")
-_OF_ALL_EDGES = frozenset(
-    {"index", "ptr", "size", "size_i", "size_j", "dim_size", "edge_index", "edge_index_i", "edge_index_j", "adj_t"}
-    | {Types.name}
-)
+_OF_ALL_EDGES = MessagePassing.special_args | {Types.name}
 
 
 class Lowering:
@@ -85,18 +83,17 @@ class Lowering:
 def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
     """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or as given)."""
     cls, options, reduction = type(conv), vars(conv), _reduction(conv)
+    wants = bool(options.get("add_self_loops"))
     if not is_plain(conv) or not reduction:
         return OwnCode.of(conv)
     if cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
-        wants = cls not in _LOOPLESS and options.get("add_self_loops", True)
         fits = not (wants and self_loops == "keep") and not (cls is pyg.APPNP and options["dropout"] > 0)
         if fits and (cls is pyg.GCNConv or not options.get("cached")):
             adds, improved = wants and self_loops is not True, bool(options.get("improved"))
             loop = 1 + improved if adds else 0
             return NormalizedSum(loop, loops=self_loops is True, improved=improved and wants)
-    loops = bool(options.get("add_self_loops"))
-    if cls in _ATTENDS and reduction == "sum" and options["edge_dim"] is None and (self_loops is True or not loops):
-        return Attention(loops=loops)
+    if cls in _ATTENDS and reduction == "sum" and options["edge_dim"] is None and (self_loops is True or not wants):
+        return Attention(loops=wants)
     if cls is pyg.TransformerConv and reduction == "sum":
         return DotAttention()
     if cls in _RELATIONAL and reduction != "max":
@@ -107,11 +104,11 @@ def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
 def adds_loops(conv: MessagePassing) -> bool:
     """Return True if the convolution adds a self loop of weight 1 to nodes without one and can run as a fold."""
     cls, options = type(conv), vars(conv)
-    if not is_plain(conv) or not options.get("add_self_loops", True) or (options.get("dropout") and cls is pyg.APPNP):
+    if not is_plain(conv) or not options.get("add_self_loops") or (options.get("dropout") and cls is pyg.APPNP):
         return False
     if cls in _ATTENDS:
         return options.get("edge_dim") is None
-    return cls in _LOOPING and options.get("normalize", True) and not options.get("improved")
+    return cls in _NORMALIZED and options.get("normalize", True) and not options.get("improved")
 
 
 class StandIn(partial[object]):
@@ -143,12 +140,6 @@ def _is_linear(module: nn.Module) -> TypeGuard[pyg.Linear]:
     return type(module) is pyg.Linear and _is_untouched(module)
 
 
-def _is_pyg(function: object) -> bool:
-    """Return True for PyG's `propagate`, or the code that PyG generates for it."""
-    module = function.__module__ if inspect.isfunction(function) else ""
-    return function is MessagePassing.propagate or module.endswith("_propagate")
-
-
 def _ends(value: object) -> tuple[Tensor, Tensor]:
     """Return the rows of sources and of destinations, as `propagate` takes them: one tensor or a pair."""
     return cast("tuple[Tensor, Tensor]", value if isinstance(value, tuple | list) and len(value) == 2 else (value,) * 2)
@@ -161,12 +152,7 @@ def _is_rows(value: object) -> TypeGuard[Tensor]:
 
 def _are_given(edges: object) -> bool:
     """Return True for the unchanged edges of the graph or of a relation."""
-    return isinstance(edges, Edges) and not isinstance(edges, Flipped)
-
-
-def _mean(g: Graph, sums: Tensor) -> Tensor:
-    """Divide sums over in-edges by the in-degree. Shapes: [N, ...] -> [N, ...]."""
-    return sums * g.in_degree.clamp_min(1).reciprocal().view(-1, *[1] * (sums.ndim - 1))
+    return isinstance(edges, Edges) and not edges.flipped
 
 
 class _Mapped(Lowering):
@@ -344,7 +330,9 @@ class OwnCode(Lowering):
         cls, reduction = type(conv), _reduction(conv)
         own, of_pyg = partial(inspect.getattr_static, cls), partial(inspect.getattr_static, MessagePassing)
         ends = all(own(each) is of_pyg(each) for each in ("aggregate", "update", "edge_update"))
-        if reduction and ends and is_plain(conv) and _is_pyg(own("propagate")):
+        propagate = own("propagate")
+        generated = inspect.isfunction(propagate) and propagate.__module__.endswith("_propagate")  # by PyG
+        if reduction and ends and is_plain(conv) and (generated or propagate is MessagePassing.propagate):
             if own("message") in _PLAIN:
                 return OwnCode(f"mapped to a {reduction} of source rows", False, reduction)
             names = tuple(inspect.signature(conv.message).parameters)
@@ -359,13 +347,6 @@ class OwnCode(Lowering):
             if not any(isinstance(each, Edges) for each in (*args, *kwargs.values())):
                 return forward(*args, **kwargs)  # on edges made by the model, on a whole graph
             local = LocalEdges(g)
-
-            def inside(value: object) -> object:
-                if not isinstance(value, Placeholder) or value.inside:
-                    return value
-                return type(value).of(local, inside=True)
-
-            args, kwargs = mapped_call(args, kwargs, inside)
             with holding(LocalEdges.current, local), ExitStack() as stack:
                 if self.reduction and is_plain(conv):
                     propagate = partial(self._propagate, conv, local, conv.propagate)
@@ -390,7 +371,8 @@ class OwnCode(Lowering):
         if _are_given(edge_index) and size in (None, (local.num_sources, local.g.node_ids.shape[0])):
             fold = self._sum_of_rows if self.message is None else self._sum_of_messages
             if (out := fold(conv, local.g, more)) is not None:
-                return _mean(local.g, out) if self.reduction == "mean" else out
+                share = local.g.in_degree.clamp_min(1).reciprocal().view(-1, *[1] * (out.ndim - 1))
+                return out * share if self.reduction == "mean" else out
         return own(edge_index, **more, size=size)
 
     def _sum_of_rows(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor | None:
@@ -413,7 +395,10 @@ class OwnCode(Lowering):
             value: object = _ends(given.get(base))[side == "i"] if of_node else given.get(name)
             if isinstance(value, EdgeRows) and not (of_node and base in given):
                 side, value = "edge", value.plain()
-            elif value is None or isinstance(value, Weights | bool | int | float | str):
+            elif isinstance(value, Weights):
+                read.append((name, "edge", _WEIGHT))
+                continue
+            elif value is None or isinstance(value, bool | int | float | str):
                 fixed[name] = value
                 continue
             elif not of_node or not _is_rows(value) or (value.ndim != 2 and conv.node_dim != 0):
@@ -422,20 +407,19 @@ class OwnCode(Lowering):
             operands[side].append(value)
         if not operands["j"]:
             return None
-        weights = tuple(name for name, value in fixed.items() if isinstance(value, Weights))
-        value = _EdgeValue(conv, dict(vars(conv)), tuple(read), fixed, weights, ())
-        learned = self._learned(value, operands)
+        value, weighted = _EdgeValue(conv, dict(vars(conv)), tuple(read), fixed, ()), any(at < 0 for *_, at in read)
+        learned = self._learned(value, operands, weighted)
         if learned is None:
             return None
-        fold = Generic(value=replace(value, learned=tuple(map(id, learned))), weighted=bool(weights))
+        fold = Generic(value=replace(value, learned=tuple(map(id, learned))), weighted=weighted)
         near, edge = tuple(operands["i"]), tuple(operands["edge"])
         return g.aggregate(fold, g.source(unchanged, *operands["j"]), near, edge, tuple(learned))
 
-    def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]]) -> list[Tensor] | None:
+    def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]], weighted: bool) -> list[Tensor] | None:
         """Run the message on four edges and return the parameters it reads. Return None if it reads other tensors that
         need gradients, mixes edges, draws random numbers, changes state, or fails."""
         x = {side: tuple(map(_probe_rows, rows)) for side, rows in operands.items()}
-        edge = (*x["edge"], x["j"][0].new_ones(_PROBE_EDGES)) if value.weights else x["edge"]
+        edge = (*x["edge"], x["j"][0].new_ones(_PROBE_EDGES)) if weighted else x["edge"]
         before = [(each, dict(vars(each))) for each in value.conv.modules()]
         try:
             with _Reads() as reads, torch.enable_grad(), no_dropout():
@@ -464,6 +448,7 @@ class OwnCode(Lowering):
 
 
 _PROBE_EDGES = 4  # edges on which a message is probed
+_WEIGHT = -1  # index of edge weights, which a fold appends to the rows of edges
 
 
 def _probe_rows(like: Tensor) -> Tensor:
@@ -506,22 +491,18 @@ class _EdgeValue:
     """The message of e edges.
 
     state: attributes of the convolution at the call. read: (argument, operand, index), with operand j (source), i
-    (destination) or edge. fixed: constant arguments. weights: names of arguments that are edge weights. learned: ids of
-    parameters to replace by the shared operands.
+    (destination) or edge. fixed: constant arguments. learned: ids of parameters to replace by the shared operands.
     """
 
     conv: MessagePassing
     state: Mapping[str, object]
     read: tuple[tuple[str, str, int], ...]
     fixed: Mapping[str, object]
-    weights: tuple[str, ...]
     learned: tuple[int, ...]
 
     def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         sides = {"j": src, "i": dst, "edge": edge}
-        given: dict[str, object] = dict(self.fixed)
-        given |= {name: sides[side][place] for name, side, place in self.read}
-        given |= dict.fromkeys(self.weights, edge[-1] if edge else None)
+        given = {**self.fixed, **{name: sides[side][place] for name, side, place in self.read}}
         others = _reading(dict(zip(self.learned, shared, strict=True)))
         with replaced(self.conv, self.state), no_dropout(), holding(IN_A_FOLD, True), others:
             begun, message = dict(vars(self.conv)), cast("Callable[..., Tensor]", self.conv.message)
