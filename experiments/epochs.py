@@ -22,7 +22,7 @@ from gnnpar.partition.partition import Metis
 from gnnpar.partition.row_order import in_order
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
-from gnnpar.training.memory import live_storages, measure_epoch
+from gnnpar.training.meter import live_storages, measure_epoch
 from gnnpar.training.optim import Adam
 
 Epoch = Callable[[], float]

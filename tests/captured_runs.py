@@ -13,8 +13,8 @@ from torch import Tensor
 from engines import open_rank
 from gnnpar.parallel.objective import objective_of
 from gnnpar.training import captured
-from gnnpar.training.captured import captured_epochs
-from gnnpar.training.evaluate import evaluate
+from gnnpar.training.captured import CapturedEpochs
+from gnnpar.training.meter import evaluate
 from gnnpar.training.optim import SGD, Adam, AdamW
 from simulated_gpu import SimulatedGpu, held
 from simulated_graph import Cuda, GraphWorld
@@ -57,7 +57,7 @@ def run(
     def rank(comm: Any) -> Trained:
         engine, optimizer, net, shard = open_rank(job, comm, place=place)
         objective = objective_of(task_of(job), shard, net, comm, job.seed)
-        epochs = captured_epochs(engine, optimizer, comm, job.seed, net) if replays else None
+        epochs = CapturedEpochs(engine, optimizer, comm, job.seed, net) if replays else None
         losses, metrics, traffic = [], [], []
         for epoch in range(EPOCHS):
             optimizer.schedule(epoch)

@@ -18,7 +18,7 @@ from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.comm.world import Outcome
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint.state import plain
+from gnnpar.training.checkpoint.files import plain
 
 SMALL = (
     "comm=threads",

@@ -14,7 +14,7 @@ from gnnpar.data.tasks import Task, make_task
 from gnnpar.models.gnn import ModelSource
 from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.objective import objective_of
-from gnnpar.training.evaluate import evaluate
+from gnnpar.training.meter import evaluate
 from gnnpar.verify.conformance import Job, graph_for, make_job, on_device, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, move
 

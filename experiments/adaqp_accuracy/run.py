@@ -38,8 +38,8 @@ from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.settings import Settings
-from gnnpar.training.evaluate import evaluate, fidelity
-from gnnpar.training.result.header import commit, processor
+from gnnpar.training.meter import evaluate, fidelity
+from gnnpar.training.result.result import commit, processor
 
 SHARED = HERE.parents[2] / "shared" / "data"
 PERIOD = 20

@@ -47,9 +47,8 @@ from gnnpar.parallel.strategy import Strategy, Workload
 from gnnpar.partition.partition import Metis
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
-from gnnpar.training.evaluate import evaluate
-from gnnpar.training.meter import EpochMeter, merge
-from gnnpar.training.result.header import commit, processor
+from gnnpar.training.meter import EpochMeter, evaluate, merge
+from gnnpar.training.result.result import commit, processor
 from worlds import run_world
 
 TARGET, TOLERANCE = 0.72, 0.03

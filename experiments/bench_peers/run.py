@@ -26,7 +26,7 @@ import records
 import torch
 from study import DEBIAN, write
 
-from gnnpar.training.result.header import commit, processor
+from gnnpar.training.result.result import commit, processor
 
 COMMITTED = HERE / "results.jsonl"  # read by report.py alone; a copy without lines (reproduce.sh) has its own there
 OUT = HERE.parents[1] / "outputs" / "bench_peers" / "results.jsonl" if records.parts(COMMITTED) else COMMITTED

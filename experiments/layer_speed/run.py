@@ -31,7 +31,7 @@ from contenders import CLOSE, Call, Race, Tensors, races
 from epochs import peak_bytes
 
 import startup
-from gnnpar.training.result.header import commit, installed, processor, versions
+from gnnpar.training.result.result import commit, installed, processor, versions
 
 NODES, SMALL = 50_000, 1_000
 BLOCKS, SMOKE_BLOCKS = 10, 3

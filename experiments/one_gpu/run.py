@@ -40,7 +40,7 @@ from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition.shard import Shard
 from gnnpar.training.captured import WARM_UP as CAPTURE
-from gnnpar.training.captured import captured_epochs
+from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.optim import Adam
 from gnnpar.verify.conformance import make_job
 from gnnpar_kernels.csr import accumulate_dtype
@@ -90,7 +90,7 @@ def gnnpar_epoch(
         BuildContext(plan=job.plan, shard=shard.to(device, dtype), model=model, task=task, comm=comm, seed=0)
     )
     optimizer = job.optim.build(engine.named_parameters(), epochs=1000, layer_of=model.layer_of)
-    replays = captured_epochs(engine, optimizer, comm, 0) if captured else None
+    replays = CapturedEpochs(engine, optimizer, comm, 0, model) if captured else None
     number = 0
 
     def epoch() -> float:

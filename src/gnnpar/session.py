@@ -26,9 +26,10 @@ from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint.resume import Start
 from gnnpar.training.checks import check
-from gnnpar.training.evaluate import evaluate
-from gnnpar.training.loop import Job, PlanSource, Run, prepare
+from gnnpar.training.loop import Job, Run, prepare
+from gnnpar.training.meter import evaluate
 from gnnpar.training.optim import refuse_closure
+from gnnpar.training.plans import PlanSource
 from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.result import read_result
 

@@ -24,7 +24,7 @@ from gnnpar.config.jobs import Job, job_key, jobs_below
 from gnnpar.config.sweep import per_job
 from gnnpar.files import working_in
 from gnnpar.settings import Settings
-from gnnpar.track.progress import SHOWN, Snapshot, duration, shown
+from gnnpar.track.console import SHOWN, Snapshot, duration, shown
 
 TINY = (
     "debug=tiny",

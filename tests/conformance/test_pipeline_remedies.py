@@ -25,7 +25,7 @@ from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.partition import Random
 from gnnpar.placement import Topology
 from gnnpar.training.checks import check_strategy
-from gnnpar.training.memory import measure_epoch
+from gnnpar.training.meter import measure_epoch
 from gnnpar.training.optim import SGD
 from gnnpar.training.plans import layer_seconds
 from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads

@@ -20,7 +20,7 @@ from gnnpar.parallel.objective import objective_of
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
 from gnnpar.partition.shard import Shard, split
-from gnnpar.training.evaluate import evaluate
+from gnnpar.training.meter import evaluate
 from gnnpar.verify.conformance import Job, check, small_graph
 from simulated_gpu import DEVICE, Event, SimulatedGpu, held, move
 from synchronisation_runs import NETS, STRATEGIES, carries, job_of, losses_and_events, place, task_of, train

@@ -22,7 +22,7 @@ from gnnpar.config.compose import compose
 from gnnpar.data import Preprocess, prepare
 from gnnpar.data.saved import PT, as_data, write_given
 from gnnpar.data.saved import raw_graph as raw_of
-from gnnpar.training.result.header import dataset_name
+from gnnpar.training.result.result import dataset_name
 
 
 def data(**changes: Any) -> Data:

@@ -32,7 +32,7 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import Comm, Launch
-from gnnpar.training.memory import measure_epoch
+from gnnpar.training.meter import measure_epoch
 from gnnpar.verify.conformance import make_job, small_graph
 
 EPOCHS, TIMES = 16, 60

@@ -13,7 +13,7 @@ from gnnpar.launch import processes
 from gnnpar.launch.emulated import paced
 from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
-from gnnpar.training.result.header import header
+from gnnpar.training.result.result import header
 
 TOPOLOGY = "topology=two_racks"
 

@@ -25,7 +25,7 @@ from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import PHASES
 from gnnpar.training import loop
 from gnnpar.training.loop import since_of
-from gnnpar.training.result.header import WARMUP_EPOCHS
+from gnnpar.training.result.result import WARMUP_EPOCHS
 
 SAID: dict[str, Any] = {
     "label": "graph_parallel",

@@ -8,8 +8,7 @@ import pytest
 from gnnpar.parallel.pipeline.schedule.action import Action, fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
-from gnnpar.track.chrome_trace import ROWS, chrome_trace, save_trace
-from gnnpar.track.schedule_picture import Panel, schedule_picture
+from gnnpar.track.timelines import ROWS, Panel, chrome_trace, save_trace, schedule_picture
 from gnnpar.training.trace import costs_of, plan_of, schedules_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -35,7 +34,7 @@ def test_a_trace_has_every_span_at_its_time(tmp_path):
 
 def test_ranks_and_rows_have_names_and_nothing_overlaps_inside_a_row():
     rows = [(0, "compute", 0.0, 3.0), (0, "bubble", 3.0, 4.0), *TIMELINE]
-    events = chrome_trace(rows)["traceEvents"]
+    events = chrome_trace(rows, {})["traceEvents"]
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1"}
     lanes: dict[tuple[int, int], float] = {}

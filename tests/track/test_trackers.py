@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gnnpar.track import console, keys
-from gnnpar.track.console import Bar, Console, Lines, num_bytes, progress_lines, seconds, stdout
+from gnnpar.track.console import Bar, Console, Lines, figure, num_bytes, picture, progress_lines, seconds, stdout
 from gnnpar.track.jsonl import Jsonl, missing_epochs, read_rows
-from gnnpar.track.picture import figure, picture
 from gnnpar.track.tracker import Null, Quiet, Tee
 
 ROW = {"epoch": 0, "loss/train": 1.5, "time/timed": 1, "time/epoch_seconds": 0.25, "time/train_seconds": 0.25}

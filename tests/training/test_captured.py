@@ -23,7 +23,7 @@ from gnnpar.data.tasks import make_task
 from gnnpar.parallel.context import BuildContext
 from gnnpar.partition.shard import Shard
 from gnnpar.training import captured, checks, loop
-from gnnpar.training.captured import CapturedEpochs, captured_epochs
+from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.checks import refuse_capture
 from gnnpar.training.optim import SGD, Adam, AdamW
 from simulated_gpu import DEVICE, held, move
@@ -202,7 +202,7 @@ def test_a_replay_with_a_gradient_that_is_not_finite_moves_nothing(cuda):
             BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=job.seed)
         )
         optimizer = Adam().build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
-        epochs = captured_epochs(engine, optimizer, comm, job.seed, model)
+        epochs = CapturedEpochs(engine, optimizer, comm, job.seed, model)
         for epoch in range(WARM_UP + 1):
             assert math.isfinite(epochs.train_epoch(epoch).loss)
             assert not optimizer.refused
@@ -223,7 +223,7 @@ def test_a_number_of_a_module_that_changes_by_epoch_ends_the_recording(cuda, fir
 
     def rank(comm):
         engine, optimizer, net, _ = open_rank(job, comm, place=place)
-        epochs = captured_epochs(engine, optimizer, comm, job.seed, net)
+        epochs = CapturedEpochs(engine, optimizer, comm, job.seed, net)
         for epoch in range(EPOCHS):
             vars(net)["temperature"] = max(0, epoch - first)
             epochs.train_epoch(epoch)
@@ -235,7 +235,7 @@ def test_a_number_of_a_module_that_changes_by_epoch_ends_the_recording(cuda, fir
 
 def test_an_engine_without_a_launch_is_named(cuda):
     with pytest.raises(TypeError, match=r"object has no launch_epoch, and its strategy declares captured=True"):
-        captured_epochs(object(), None, None, 0, None)  # type: ignore[arg-type]
+        CapturedEpochs(object(), None, None, 0, None)  # type: ignore[arg-type]
 
 
 WORLD = World(
@@ -293,7 +293,7 @@ class _Counted:
 
 def test_the_trainer_runs_probes_and_profiles_as_they_are(run_here, monkeypatch, tmp_path):
     """And the epoch of the capture is no measured one."""
-    monkeypatch.setattr(loop, "captured_epochs", _Counted)
+    monkeypatch.setattr(loop, "CapturedEpochs", _Counted)
     monkeypatch.setattr(checks, "refuse_capture", lambda *_: None)
     small = ("dataset.num_nodes=200", "dataset.avg_degree=8", "tracker=jsonl", "threads_per_rank=1")
     overrides = ("strategy=single", "epochs=9", "fidelity_every=8", "launch.cuda_graph=true", "hydra.run.dir=run")

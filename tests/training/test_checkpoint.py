@@ -25,10 +25,9 @@ from gnnpar.parallel.objective import Objective
 from gnnpar.parallel.pipeline.strategy import stages_of
 from gnnpar.report.fairness import differences, unequal_accuracy
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint import state
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from gnnpar.training.checks import check_strategy
-from gnnpar.training.evaluate import evaluate
+from gnnpar.training.meter import evaluate
 from gnnpar.training.result.result import fault
 
 # beside every YAML of conf/strategy: state that only some settings have
@@ -354,7 +353,7 @@ def test_checkpoint_with_a_pickle_is_refused_and_runs_nothing(run: Path, tmp_pat
     manifest["files"]["rank-0.pt"]["sha256"] = file_hash(folder / "rank-0.pt")
     write_checked_json(folder / "manifest.json", manifest)
     with pytest.raises(pickle.UnpicklingError, match="GLOBAL getattr was not an allowed global"):
-        state.read_tree(folder / "rank-0.pt", torch.device("cpu"))
+        checkpoint.read_tree(folder / "rank-0.pt", torch.device("cpu"))
     outcome = train(run, "resume=auto", "epochs=7", "strategy=graph_parallel")
     assert outcome.exit_code == 1
     assert "rank-0.pt cannot be opened (UnpicklingError)" in str(outcome.error)
@@ -384,8 +383,8 @@ def test_trees_come_back_bit_for_bit_and_tell_their_bits_apart(tmp_path: Path) -
         "half": torch.tensor([float("nan"), -0.0]).half(),
         "empty": torch.empty(0, 3, dtype=torch.int64),
     }
-    state.write_tree(tmp_path / "tree", tree)
-    back = state.read_tree(tmp_path / "tree", torch.device("cpu"))
+    checkpoint.write_tree(tmp_path / "tree", tree)
+    back = checkpoint.read_tree(tmp_path / "tree", torch.device("cpu"))
     assert back.keys() == tree.keys()
     assert (tmp_path / "tree").stat().st_size < 4000
     assert tree_hash(back) == tree_hash(tree)
@@ -394,7 +393,7 @@ def test_trees_come_back_bit_for_bit_and_tell_their_bits_apart(tmp_path: Path) -
         tree["half"] = torch.tensor([float("nan"), other * 0.0]).half()
         assert (tree_hash(back) == tree_hash(tree)) == (other < 0)
     with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is a float64: a state holds tensors"):
-        state.plain({"a": [1, np.float64(2.0)]})
+        checkpoint.plain({"a": [1, np.float64(2.0)]})
 
 
 def test_resume_with_other_evaluations_is_recorded(tmp_path: Path) -> None:

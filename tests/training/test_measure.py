@@ -13,9 +13,8 @@ from gnnpar.comm import ThreadWorld
 from gnnpar.comm.threads import ThreadCommunicator
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.objective import NodeObjective
-from gnnpar.training import memory
-from gnnpar.training.evaluate import evaluate, fidelity
-from gnnpar.training.meter import EpochMeter
+from gnnpar.training import meter
+from gnnpar.training.meter import EpochMeter, evaluate, fidelity
 
 LONE = ThreadWorld(1).communicators()[0]
 
@@ -80,7 +79,7 @@ def test_pinned_memory_is_counted_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
     monkeypatch.setattr(torch.cuda, "reset_peak_host_memory_stats", lambda: stats.update({"allocated_bytes.peak": 3}))
     monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: stats)
-    with memory.measure_epoch(torch.device("cuda")) as report:
+    with meter.measure_epoch(torch.device("cuda")) as report:
         stats["allocated_bytes.peak"] = 5
     assert (report.peak, report.pinned) == (7, 5)
 
@@ -88,8 +87,8 @@ def test_pinned_memory_is_counted_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 def test_peak_of_an_epoch_is_exact() -> None:
     """Two buffers of 4 MB live at once on top of what was there, a third only after one of them has gone."""
     held = torch.zeros(1_000_000)
-    before = sum(memory.live_storages().values())
-    with memory.measure_epoch(torch.device("cpu")) as report:
+    before = sum(meter.live_storages().values())
+    with meter.measure_epoch(torch.device("cpu")) as report:
         a = held + 1
         b = a + 1
         del a
@@ -100,7 +99,7 @@ def test_peak_of_an_epoch_is_exact() -> None:
 
 def test_activations_are_what_autograd_saves() -> None:
     x = torch.ones(1000, requires_grad=True)
-    with memory.measure_epoch(torch.device("cpu")) as report:
+    with meter.measure_epoch(torch.device("cpu")) as report:
         y = x.exp()  # saves its result: 4000 bytes; x was there before
         (y * x).sum().backward()
     assert report.activations == 4000
@@ -113,7 +112,7 @@ def test_bytes_of_an_optimizer() -> None:
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.ones(100)
     optimizer.step()
-    assert memory.optimizer_nbytes(optimizer.state_dict()) == 2 * 400 + 4
+    assert meter.optimizer_nbytes(optimizer.state_dict()) == 2 * 400 + 4
 
 
 def test_the_window_holds_what_ran_inside_and_phases_add_up() -> None:

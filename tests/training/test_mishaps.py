@@ -23,7 +23,6 @@ from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint import state
 
 pytestmark = pytest.mark.fault
 
@@ -129,7 +128,7 @@ def test_full_disk_keeps_earlier_checkpoints(
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)
 
-    monkeypatch.setattr(state.os, "fsync", full)
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
     assert train(tmp_path, *strategy_of(strategy), "checkpoint.every=2", "epochs=6").exit_code == 0
     assert capsys.readouterr().out.count("not written: No space left on device") == 2
     assert [folder.name for folder in (tmp_path / "checkpoint").iterdir()] == ["epoch-000002"]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnnpar.training.on_device import DeviceStep
-from gnnpar.training.optim import SGD, Adam, AdamW, RateSchedule, Stepper
+from gnnpar.training.optim import SGD, Adam, AdamW, DeviceStep, RateSchedule, Stepper
 
 
 def model() -> nn.Module:

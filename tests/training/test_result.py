@@ -21,8 +21,8 @@ from gnnpar.track import keys
 from gnnpar.training.loop import Progress, memory_epoch
 from gnnpar.training.meter import merge
 from gnnpar.training.result import result as results
-from gnnpar.training.result.header import KERNELS, header
 from gnnpar.training.result.record import agreed_on, remarks
+from gnnpar.training.result.result import KERNELS, header
 from gnnpar_kernels import dispatch
 
 SCHEMA = json.loads(results.schema_path().read_text())

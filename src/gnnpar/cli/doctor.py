@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gnnpar.files import JsonDict
 from gnnpar.track.console import stdout
-from gnnpar.training.result.header import installed, processor, versions
+from gnnpar.training.result.result import installed, processor, versions
 
 EXTRAS = {
     "torch_sparse": "[sparse]",

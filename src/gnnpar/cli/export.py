@@ -16,8 +16,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (export/ of the run)")
     parser.add_argument("--onnx", action="store_true", help="an ONNX file, too (needs the extra [onnx])")
     options = parser.parse_args(argv)
-    from gnnpar.training.result.export import export
-    from gnnpar.training.result.onnx_file import missing
+    from gnnpar.training.result.export import export, missing
     from gnnpar.training.result.trained import find, opened
 
     if options.onnx and (package := missing()):

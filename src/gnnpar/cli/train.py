@@ -24,8 +24,7 @@ from gnnpar.files import FolderInUse, JsonObject, WriteError, numbered, read_jso
 from gnnpar.launch.slurm import as_rank, check_rank
 from gnnpar.settings import Comm, ConfigError, Settings
 from gnnpar.targets import classes_in, is_own, note_named
-from gnnpar.track import progress
-from gnnpar.track.console import Console, complain, num_bytes, progress_lines, say, seconds
+from gnnpar.track.console import SHOWN, Console, complain, num_bytes, progress_lines, say, seconds
 from gnnpar.track.keys import goodness
 from gnnpar.track.text import printable
 from gnnpar.track.tracker import Quiet
@@ -33,7 +32,8 @@ from gnnpar.training.result.result import epoch_time, valid_result
 
 if TYPE_CHECKING:
     from gnnpar.comm.world import Outcome
-    from gnnpar.training.loop import Callback, PlanSource
+    from gnnpar.training.loop import Callback
+    from gnnpar.training.plans import PlanSource
 
 
 def run(argv: list[str]) -> int:
@@ -122,7 +122,7 @@ def run_job(job: HydraJob, sweep: Path) -> float:
     try:
         if planned.state()[0] != "done":
             with working_in(job.run_dir, remedy="choose another hydra.sweep.dir", say=say):
-                if progress.SHOWN not in os.environ:
+                if SHOWN not in os.environ:
                     mine = [each for each in jobs_below(sweep) if each.session == planned.session]
                     say(f"run {planned.folder}: {titles(mine)[planned.folder]}  ({snapshot(mine).line})")
                 planned.begin()
@@ -166,7 +166,7 @@ def planned_job(job: HydraJob, sweep: Path) -> Job:
 
 def run_one(job: HydraJob, planned: Job | None = None) -> int:
     """Run one job, in a sweep or not."""
-    first, shown = int(os.environ.get("RANK", "0")) == 0, progress.SHOWN in os.environ
+    first, shown = int(os.environ.get("RANK", "0")) == 0, SHOWN in os.environ
     if first and planned is None and job.choices.get("tracker") == "console":
         brought = [o for o in job.overrides if sets([o], "plan", "shards", "shards.folder")]
         chosen = brought or [f"{group}={job.choices.get(group)}" for group in ("strategy", "model", "dataset")]
@@ -198,7 +198,7 @@ def trained(settings: Settings, run_dir: Path, callbacks: Sequence[Callback] = (
     outcome = run_training(settings, run_dir, callbacks)
     if os.environ.get("GNNPAR_TRACEBACK") == "1":
         sys.stderr.write(printable(outcome.traceback))
-    if outcome.status == "completed" and first and progress.SHOWN not in os.environ:
+    if outcome.status == "completed" and first and SHOWN not in os.environ:
         for line in summary(run_dir):
             say(line)
     return outcome
@@ -240,9 +240,9 @@ def plan_source_of(settings: Settings) -> PlanSource:
         from gnnpar.planner.replan import MeasuredPlan
 
         return MeasuredPlan()
-    from gnnpar.training.plans import OwnPlan
+    from gnnpar.training.plans import PlanSource
 
-    return OwnPlan()
+    return PlanSource()
 
 
 def check_world(settings: Settings, overrides: Sequence[str]) -> None:

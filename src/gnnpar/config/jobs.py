@@ -17,8 +17,8 @@ from typing import Literal, get_args
 import psutil
 
 from gnnpar.files import JsonDict, JsonObject, read_json, write_json_atomic
+from gnnpar.track.console import Snapshot
 from gnnpar.track.jsonl import read_rows
-from gnnpar.track.progress import Snapshot
 from gnnpar.track.text import one_line
 from gnnpar.training.result.result import remove_results, valid_result
 

@@ -47,8 +47,7 @@ from gnnpar.files import working_in
 from gnnpar.launch import environment
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, config_errors
-from gnnpar.track.console import complain, progress_lines, say
-from gnnpar.track.progress import shown
+from gnnpar.track.console import complain, progress_lines, say, shown
 from gnnpar.track.text import one_line, printable
 
 Overrides = Sequence[str]

@@ -40,8 +40,7 @@ from gnnpar.launch.emulated.namespaces import INTERFACE, Network, enter, interfa
 from gnnpar.launch.failures import Failure, HangTimer, failure_of, hanging
 from gnnpar.launch.signals import Stop, answer_in_rank, blocked
 from gnnpar.settings import Comm, Launch
-from gnnpar.track import progress
-from gnnpar.track.console import complain, patient_streams, progress_lines, say
+from gnnpar.track.console import SHOWN, complain, patient_streams, progress_lines, say
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -81,7 +80,7 @@ def attempt(world: World, work: Work, how: Launch, comm: Comm, network: Network 
     """Run all ranks once. Raise Failure if one fails, KeyboardInterrupt if a stop was requested."""
 
     def starting() -> str:
-        return "" if progress.SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
+        return "" if SHOWN in os.environ or (scratch / _MET).exists() else f"starting {world.size} ranks"
 
     with tempfile.TemporaryDirectory(prefix="gnnpar-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)

@@ -30,8 +30,8 @@ from gnnpar.planner.overhead import candidates, trial_epochs, trials, with_overh
 from gnnpar.planner.samples import SIZES, Samples, measure
 from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
 from gnnpar.track.text import counted
-from gnnpar.training.result.header import processor
 from gnnpar.training.result.record import contention
+from gnnpar.training.result.result import processor
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -19,7 +19,7 @@ from gnnpar.planner.planner import Evaluated, Planned
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.topology import Machines
 from gnnpar.settings import Settings
-from gnnpar.training.result.header import WARMUP_EPOCHS
+from gnnpar.training.result.result import WARMUP_EPOCHS
 
 EPOCHS = 8
 """Timed epochs of the first round; each further round has twice as many."""

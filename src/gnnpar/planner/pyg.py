@@ -25,7 +25,7 @@ from gnnpar.models.pyg.model import PyGNet
 from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.planner.extract import Recorder
 from gnnpar.pricing.ir import Fold, ModelIR, Passing, Times
-from gnnpar.training.memory import nbytes, peak_allocated_bytes
+from gnnpar.training.meter import nbytes, peak_allocated_bytes
 
 ROWS, EDGES = 2003, 20011  # primes that no width of a model equals
 _KERNELS = frozenset({"Sum", "Max", "Softmax", "SoftmaxV2", "SoftmaxDot"})

@@ -22,8 +22,8 @@ from gnnpar.pricing.quantity import seconds_text
 from gnnpar.settings import Settings
 from gnnpar.track.console import say
 from gnnpar.training.loop import NewPlan, Run, since_of
-from gnnpar.training.plans import with_strategy, workload_of
-from gnnpar.training.result.header import WARMUP_EPOCHS
+from gnnpar.training.plans import PlanSource, with_strategy, workload_of
+from gnnpar.training.result.result import WARMUP_EPOCHS
 
 ABOVE = 0.2
 """Tolerated relative difference between an epoch and its prediction."""
@@ -41,7 +41,7 @@ Row = JsonObject
 
 
 @dataclass(frozen=True)
-class MeasuredPlan:
+class MeasuredPlan(PlanSource):
     """The plan source of strategy=tag: plans for the measured machine, and again if epochs are slower than
     predicted."""
 

@@ -13,8 +13,7 @@ from gnnpar.files import JsonObject, read_json
 from gnnpar.settings import ConfigError
 from gnnpar.targets import classes_in, is_own
 from gnnpar.track.text import printable_tree
-from gnnpar.training.result.header import CHANGES_TIMES
-from gnnpar.training.result.result import fault
+from gnnpar.training.result.result import CHANGES_TIMES, fault
 
 Result = JsonObject
 Item = TypeVar("Item")

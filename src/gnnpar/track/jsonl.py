@@ -52,14 +52,10 @@ class Jsonl(Tracker):
         keys.check(dict(row))
         line = (json.dumps(keys.readable(dict(row))) + "\n").encode()
         more: bool | None = True
-        while True:
-            try:
-                self._append(line)
-                break
-            except OSError as error:
-                more = self._free() if error.errno in DISK_FULL else None
-                if more is None:
-                    raise WriteError(error.errno, error.strerror or str(error), str(self._path)) from error
+        while error := self._append(line):
+            more = self._free() if error.errno in DISK_FULL else None
+            if more is None:
+                raise WriteError(error.errno, error.strerror or str(error), str(self._path)) from error
         self.count += 1
         if not more:
             raise DiskFull(
@@ -67,15 +63,16 @@ class Jsonl(Tracker):
                 "and resume=auto goes on from the last checkpoint"
             )
 
-    def _append(self, line: bytes) -> None:
-        """Write the whole line or nothing."""
+    def _append(self, line: bytes) -> OSError | None:
+        """Write the whole line, or nothing and return the error."""
         before, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
         try:
             while left:
                 left = left[self._file.write(left) :]
-        except OSError:
+        except OSError as error:
             os.truncate(self._path, before)
-            raise
+            return error
+        return None
 
     def close(self, result: JsonObject | None = None) -> None:
         self._file.close()

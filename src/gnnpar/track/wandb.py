@@ -13,7 +13,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +69,6 @@ class Mirror:
 
     def start(self, facts: JsonObject) -> None:
         self._run = open_run(self.config, self.run_dir, self.job)
-        self._attempt(lambda run: link(run, self.run_dir))
         local = self._run is not None and self._run.offline  # offline, only this machine can be slow
         seconds = self.config.upload_seconds if local else self.config.connect_seconds
         self._attempt(lambda run: describe(run, self.run_dir, facts), seconds)
@@ -78,10 +77,9 @@ class Mirror:
         self._attempt(lambda run: run.log(flat(row) | curves_over_cost(row), step=row["epoch"], commit=True))
 
     def close(self, result: JsonObject | None = None) -> None:
-        path, online = sync_path(self._run), self._run is not None and not self._run.offline
-        done = self._attempt(lambda run: conclude(run, self.run_dir, result), self.config.upload_seconds)
-        if done and not online:
-            say(f"wandb: kept offline; upload with: wandb sync {shlex.quote(str(path))}")
+        upload = "" if self._run is None or not self._run.offline else sync_command(self._run)
+        if self._attempt(lambda run: conclude(run, self.run_dir, result), self.config.upload_seconds) and upload:
+            say(f"wandb: kept offline; upload with: {upload}")
         self._run = None
 
     def _attempt(self, act: Callable[[Run], object], seconds: float | None = None) -> bool:
@@ -93,12 +91,9 @@ class Mirror:
             with_timeout(seconds, lambda: act(run)) if seconds else act(run)  # tables wait for the server
         except Exception as error:
             self._run = None
-            complain(
-                f"wandb stopped ({reason(error)}); metrics.jsonl has everything; "
-                f"upload what wandb has with: wandb sync {shlex.quote(str(sync_path(run)))}"
-            )
-            return False
-        return True
+            line = f"wandb stopped ({reason(error)}); metrics.jsonl has everything"
+            complain(f"{line}; upload what wandb has with: {sync_command(run)}")
+        return self._run is not None
 
 
 _START_SECONDS = 60.0  # of importing wandb and starting its service process
@@ -134,11 +129,8 @@ def connect(wandb: ModuleType, run_dir: Path, init: Callable[[str, str], Run]) -
 
 
 def load() -> ModuleType:
-    """Import wandb, silent and without its error reporting.
-
-    Error reporting goes to the same server and delays the exit of the process by 20 s if the server does not answer.
-    WANDB_ERROR_REPORTING=true enables it. Raises ValueError if the program has its own open run.
-    """
+    """Import wandb, silent. Its error reporting, which delays the exit by 20 s if the server does not answer, is off
+    unless WANDB_ERROR_REPORTING=true. Raises ValueError if the program has its own open run."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
@@ -150,16 +142,9 @@ def load() -> ModuleType:
 
 def begin(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject, mode: str, run_id: str) -> Run:
     """Call wandb.init without console capture, system statistics and saved code, which disturb measurements."""
-    settings = wandb.Settings(
-        silent=True,
-        console="off",
-        x_disable_stats=True,
-        save_code=False,
-        disable_git=True,
-        init_timeout=config.connect_seconds,
-        finish_timeout=config.upload_seconds / 2,
-        finish_timeout_raises=True,
-    )
+    quiet: JsonDict = {"silent": True, "console": "off", "x_disable_stats": True, "save_code": False}
+    limits: JsonDict = {"init_timeout": config.connect_seconds, "finish_timeout": config.upload_seconds / 2}
+    settings = wandb.Settings(**quiet, **limits, disable_git=True, finish_timeout_raises=True)
     where: JsonDict = {"dir": str(run_dir), "project": config.project, "entity": config.entity}
     init = partial(wandb.init, mode=mode, id=run_id, reinit="create_new", settings=settings, **where, **arguments)
     return with_timeout(config.connect_seconds + _START_SECONDS, init)  # init waits forever if the service process dies
@@ -176,12 +161,10 @@ def with_timeout(seconds: float, act: Callable[[], T]) -> T:
             done.set_exception(error)
 
     threading.Thread(target=run, name="wandb", daemon=True).start()
-    try:
-        return done.result(seconds)
-    except TimeoutError as error:
-        if done.done():
-            raise
-        raise TimeoutError(f"no answer within {seconds:g} s") from error
+    wait([done], seconds)
+    if not done.done():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return done.result()
 
 
 def identity(config: Wandb, job: JsonObject) -> JsonDict:
@@ -207,21 +190,16 @@ def settings_of(job: JsonObject, run_dir: Path) -> JsonDict:
     return settings | {"run": run, "plan": {name: value for name, value in plan.items() if name != "arrays"}}
 
 
-def link(run: Run, run_dir: Path) -> None:
-    """Write the run's address on wandb, for gnnpar dashboard."""
+def describe(run: Run, run_dir: Path, facts: JsonObject) -> None:
+    """Write the run's address on wandb, for gnnpar dashboard; log axes, units, the table of parts and the plan."""
+    import wandb
+
     place = {"id": run.id, "entity": run.entity or None, "project": run.project, "group": run.group or None}
     place |= {"mode": "offline" if run.offline else "online", "path": os.path.relpath(run.settings.sync_dir, run_dir)}
     write_json_atomic(run_dir / LINK, place)
-
-
-def describe(run: Run, run_dir: Path, facts: JsonObject) -> None:
-    """Log the axes, the table of units, the table of parts and the plan."""
-    import wandb
-
     run.define_metric("epoch")
-    for name in keys.KEYS:
+    for name in (*keys.KEYS, GIGABYTES):
         run.define_metric(name, step_metric="epoch")
-    run.define_metric(GIGABYTES, step_metric="epoch")
     for prefix, axis in AXES.items():
         for curve in CURVES:
             run.define_metric(f"{prefix}/{curve}", step_metric=axis)
@@ -240,10 +218,8 @@ def conclude(run: Run, run_dir: Path, result: JsonObject | None) -> None:
         run.summary.update({"status": result["status"], "error": result["error"]})
         run.summary.update({"result": {name: value for name, value in result.items() if name != "settings"}})
         if result["epochs_done"]:
-            seconds = {name: value for name, value in result["breakdown_seconds"].items() if name != "comm_total"}
-            sent = {k: v for k, v in result["bytes_per_epoch"].items() if k not in ("total", "metadata")}
-            charts = {"seconds_per_epoch": bars("seconds", seconds), "bytes_per_epoch": bars("bytes", sent)}
-            run.log({f"charts/{name}": chart for name, chart in charts.items()})
+            sums = (("seconds", "breakdown_seconds"), ("bytes", "bytes_per_epoch"))
+            run.log({f"charts/{unit}_per_epoch": bars(unit, result[name]) for unit, name in sums})
         for kind, name in (("result", "result.json"), ("trace", "trace.json"), ("schedule", "schedule.svg")):
             if (run_dir / name).exists():  # the last two are of trace=true
                 add_artifact(run, kind, run_dir / name)
@@ -251,10 +227,11 @@ def conclude(run: Run, run_dir: Path, result: JsonObject | None) -> None:
 
 
 def bars(unit: str, values: Mapping[str, float]) -> object:
-    """Return a chart with one bar per phase."""
+    """Return a chart with one bar per phase, without sums over phases."""
     import wandb
 
-    table = wandb.Table(columns=["phase", unit], data=[[name, value] for name, value in values.items()])
+    phases = [[name, value] for name, value in values.items() if name not in ("comm_total", "total", "metadata")]
+    table = wandb.Table(columns=["phase", unit], data=[*phases])
     return wandb.plot.bar(table, "phase", unit, title=f"{unit} per epoch by phase")
 
 
@@ -290,10 +267,11 @@ def curves_over_cost(row: JsonObject) -> JsonDict:
     return curves | ({} if sent is None else {GIGABYTES: sent / 1e9})
 
 
-def sync_path(run: Run) -> str:
-    """Return the folder of the run for the command line."""
-    folder = Path(run.settings.sync_dir) if run is not None else Path()
-    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+def sync_command(run: Run) -> str:
+    """Return the command that uploads a run."""
+    folder = Path(run.settings.sync_dir)
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return f"wandb sync {shlex.quote(str(shown))}"
 
 
 def reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from gnnpar.models.pyg.nested import python_state
 from gnnpar.parallel.engine import Capturable, EpochReport
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.settings import Stepper
-from gnnpar.training.result.header import WARMUP_EPOCHS
+from gnnpar.training.result.result import WARMUP_EPOCHS
 
 WARM_UP = WARMUP_EPOCHS
 """Epochs before the capture, also left out of timing statistics."""
@@ -41,24 +41,25 @@ class _Launches:
 
 
 class CapturedEpochs:
-    """Captured epochs of one engine on one GPU. All ranks capture and replay the same epochs.
+    """Captured epochs of one engine on one GPU. All ranks capture and replay the same epochs. model: its modules.
+    captures: the next epoch will be captured; its time does not count. Raises TypeError without launch_epoch."""
 
-    `captures`: True if the next epoch will be captured; its time does not count.
-    """
-
-    def __init__(self, engine: Capturable, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module) -> None:
+    def __init__(self, engine: object, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module) -> None:
+        if not isinstance(engine, Capturable):
+            raise TypeError(
+                f"{type(engine).__name__} has no launch_epoch, and its strategy declares captured=True; add it, or "
+                "declare captured=False"
+            )
         self._engine, self._optimizer, self._comm, self._model = engine, optimizer, comm, model
         self._keys = KeyTable(seed, comm.device)
         self._stream = cuda.Stream(comm.device)
-        self._graph: cuda.CUDAGraph | None = None
-        self._loss: Tensor | None = None  # written by each replay
-        self._traffic: EpochTraffic | None = None  # of one replay
+        self._captured: tuple[cuda.CUDAGraph, Tensor, EpochTraffic] | None = None  # with loss and traffic of a replay
         self._state: dict[str, object] = {}  # of modules, before the last epoch
         self._done, self._changes = 0, False
 
     @property
     def captures(self) -> bool:
-        return self._graph is None and self._done >= WARM_UP and not self._changes
+        return self._captured is None and self._done >= WARM_UP and not self._changes
 
     def train_epoch(self, epoch: int) -> EpochReport:
         """Train one epoch, bit for bit as `Engine.train_epoch`. The host waits for its loss."""
@@ -66,9 +67,11 @@ class CapturedEpochs:
         self._optimizer.prepare()
         state = python_state(self._model)
         if self._done > 1 and state != self._state:  # the first epoch may set modules up
-            self._changes, self._graph = True, None
+            self._changes, self._captured = True, None
         self._state = state
-        loss = self._replayed(epoch) if self._graph is not None or self.captures else self._launched(epoch)
+        if self.captures:
+            self._captured = self._capture(epoch)
+        loss = self._launched(epoch) if self._captured is None else self._replayed(*self._captured)
         self._done += 1
         return EpochReport(float(loss))
 
@@ -79,32 +82,15 @@ class CapturedEpochs:
         cuda.current_stream().wait_stream(self._stream)
         return loss
 
-    def _replayed(self, epoch: int) -> Tensor:
-        if self._graph is None:
-            self._capture(epoch)
-        assert self._graph is not None
-        assert self._loss is not None
-        assert self._traffic is not None
+    def _replayed(self, graph: cuda.CUDAGraph, loss: Tensor, traffic: EpochTraffic) -> Tensor:
         with self._comm.clock("compute"):
-            self._graph.replay()
-        self._comm.ledger.repeat(self._traffic)
-        return self._loss
+            graph.replay()
+        self._comm.ledger.repeat(traffic)
+        return loss
 
-    def _capture(self, epoch: int) -> None:
+    def _capture(self, epoch: int) -> tuple[cuda.CUDAGraph, Tensor, EpochTraffic]:
         self._comm.ledger.drain()
         graph = cuda.CUDAGraph()
         with self._comm.clock.paused(), cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._loss = self._engine.launch_epoch(epoch, _Launches(self._optimizer), self._keys)
-        self._traffic, self._graph = self._comm.ledger.drain(), graph
-
-
-def captured_epochs(
-    engine: object, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module
-) -> CapturedEpochs:
-    """Return the captured epochs of an engine. Raise TypeError if it has no launch_epoch. model: its modules."""
-    if not isinstance(engine, Capturable):
-        raise TypeError(
-            f"{type(engine).__name__} has no launch_epoch, and its strategy declares captured=True; add it, or declare "
-            "captured=False"
-        )
-    return CapturedEpochs(engine, optimizer, comm, seed, model)
+            loss = self._engine.launch_epoch(epoch, _Launches(self._optimizer), self._keys)
+        return graph, loss, self._comm.ledger.drain()

@@ -30,14 +30,11 @@ def refuse_unbuilt(settings: Settings, world: World) -> None:
     if not settings.model.wraps or world.how == "joined" or settings.shards.folder is not None:
         return
     try:
-        settings.build_model(*_ANY_WIDTHS)
+        settings.build_model(11, 5)  # any widths
     except ValueError:
         dataset = settings.load_dataset()
         task = settings.task.of(dataset.task, dataset.num_classes)
         settings.build_model(dataset.num_features, task.out_dim, dataset.edge_sizes)
-
-
-_ANY_WIDTHS = 11, 5
 
 
 def refuse_capture(settings: Settings, world: World) -> None:

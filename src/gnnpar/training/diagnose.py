@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from gnnpar.comm import Communicator
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import Settings
 
@@ -35,7 +33,7 @@ def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicato
     else:
         with _watched(model) as found:
             gradient = engine.exact_gradient(epoch)
-        output = next((f"the output of {name}" for _, name in sorted(found)), None)
+        output = f"the output of {found[0]}" if found else None
         back = [(f"the gradient of {name}", g) for name, g in reversed(list(gradient.items()))]
         mine = (None, output, _first_of(back))
     everyone = comm.broadcast(comm.gather(mine))
@@ -44,31 +42,25 @@ def first_not_finite(engine: Engine, model: GNN, shard: Shard, comm: Communicato
     if not named:
         return "every tensor of an exact pass is finite, so the codec or history of the strategy is not"
     rank, what = named[0]
-    return f"the first tensor that is not finite is {what}{_layer(what, model)}, on rank {rank}"
+    layer = model.layer_of(what.rpartition(" ")[2])
+    where = "" if layer is None else f" (layer {layer})"
+    return f"the first tensor that is not finite is {what}{where}, on rank {rank}"
 
 
 def _first_of(named: list[tuple[str, Tensor]]) -> str | None:
     return next((name for name, t in named if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
 
 
-def _layer(what: str, model: GNN) -> str:
-    name = what.rpartition(" ")[2]
-    layer = model.layer_of(name)
-    return "" if layer is None else f" (layer {layer})"
-
-
 @contextmanager
-def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
-    """Collect (position in the pass, module) of modules with non-finite outputs, innermost first."""
-    found: list[tuple[int, str]] = []
-    lock, count = threading.Lock(), iter(range(1 << 62))
+def _watched(model: nn.Module) -> Iterator[list[str]]:
+    """Collect modules with non-finite outputs in the order of the pass, innermost first."""
+    found: list[str] = []
 
     def look(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, args: object, out: object) -> None:
             tensors = [t for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor)]
             if any(not bool(torch.isfinite(t.detach()).all()) for t in tensors):
-                with lock:
-                    found.append((next(count), name))
+                found.append(name)
 
         return hook
 
@@ -82,9 +74,8 @@ def _watched(model: nn.Module) -> Iterator[list[tuple[int, str]]]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error reports exhausted host or GPU memory."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return said or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> MemoryError:
@@ -99,8 +90,7 @@ def out_of_memory(error: BaseException, settings: Settings, world_size: int) -> 
 
 def setting_that_needs_less(settings: Settings, world_size: int) -> str:
     """Name the next setting that needs less memory: the strategy's own, else SAR, else out of core."""
-    strategy: Strategy = settings.strategy
-    if (less_memory := strategy.capabilities.less_memory) is not None:
+    if (less_memory := settings.strategy.capabilities.less_memory) is not None:
         return less_memory(world_size)
     if world_size > 1:
         return (

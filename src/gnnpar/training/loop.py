@@ -3,7 +3,6 @@ reads the dataset, plans, and calls trackers. Every figure it logs is already re
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from gnnpar.comm import Communicator
 from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import Host, Interrupted, World
-from gnnpar.data.dataset import Dataset, Learned
+from gnnpar.data.dataset import Dataset, Learned, content_hash
 from gnnpar.data.tasks import Task
 from gnnpar.files import JsonDict, JsonObject, require_memory, write_json_atomic
 from gnnpar.folds.edge_data import EdgeSizes
@@ -27,7 +26,6 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.needs import orders_rows, refuse_edge_data
 from gnnpar.parallel.objective import Objective, fit_task, objective_of
-from gnnpar.parallel.strategy import Workload
 from gnnpar.partition.manifest import Manifest
 from gnnpar.partition.row_order import in_order
 from gnnpar.partition.shard import Shard
@@ -37,20 +35,18 @@ from gnnpar.settings import Settings, Stepper
 from gnnpar.track.console import say
 from gnnpar.track.keys import goodness
 from gnnpar.track.tracker import Null, Tracker
-from gnnpar.training import memory
-from gnnpar.training.captured import CapturedEpochs, captured_epochs
+from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from gnnpar.training.checkpoint.resume import EdgeFacts, Start
 from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of_memory, out_of_memory
-from gnnpar.training.evaluate import evaluate, fidelity
-from gnnpar.training.meter import EpochMeter, merge
-from gnnpar.training.plans import make_plan
-from gnnpar.training.result.header import WARMUP_EPOCHS
+from gnnpar.training.meter import EpochMeter, evaluate, fidelity, live_bytes, measure_epoch, merge
+from gnnpar.training.plans import PlanSource, make_plan
 from gnnpar.training.result.record import RunRecord
+from gnnpar.training.result.result import WARMUP_EPOCHS
 from gnnpar.training.shards import Source, source_of
-from gnnpar.training.trace import Recorder, traced_epoch
+from gnnpar.training.trace import save_timelines, traced_epoch
 
 Row = JsonObject
 
@@ -65,18 +61,6 @@ class NewPlan:
 
 Replanner = Callable[[int, Row], NewPlan | None]
 """(epoch, its row) -> a plan to continue with after the epoch, or None. Collective."""
-
-
-class PlanSource(Protocol):
-    """Make the plan of a run, and new ones during it. Pickled for ranks that are processes."""
-
-    def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
-        """Make a plan, on rank 0."""
-        ...
-
-    def replanner(self, run: Run) -> Replanner | None:
-        """Return a function to call after every epoch of this plan, or None."""
-        ...
 
 
 class StopTraining(Exception):
@@ -110,7 +94,7 @@ class Training:
             yield partial(train, job, start=None, tracker=Null())
             return
         restarted = record.header["restarts"] > 0
-        start = resume.find(record.settings, record.run_dir, record.world.size, restarted=restarted, say=say)
+        start = resume.find(record.settings, record.run_dir, record.world.size, restarted=restarted)
         with record.tracking(start) as tracker:
             yield partial(train, job, start=start, tracker=tracker)
 
@@ -132,7 +116,7 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
     job = replace(job, run_dir=comm.broadcast(job.run_dir.absolute()))
     try:
         run = prepare(job, comm, host, tracker, (start if comm.rank == 0 else None) or Start())
-        policy = CheckpointPolicy(job.settings, job.run_dir, host.stop_asked, say)
+        policy = CheckpointPolicy(job.settings, job.run_dir, host.stop_asked)
         while (new := epochs(run, tracker, policy)) is not None:
             run.engine.drain()
             found = checkpoint.latest(job.run_dir, say) if comm.rank == 0 else None
@@ -149,8 +133,8 @@ class Run:
     """The objects that one rank trains with.
 
     mesh: stage -> ranks of its parts. identity: the run's identity in checkpoints. restored: `Progress` of the resumed
-    checkpoint. captured: None unless epochs are replayed. profile_hash: hash of measurements that affect numbers.
-    predicted: the planner's prediction. replanned: rank 0's plan if the run planned again.
+    checkpoint. captured: None unless epochs are replayed. predicted: the planner's prediction. replanned: rank 0's plan
+    if the run planned again.
     """
 
     job: Job
@@ -168,7 +152,6 @@ class Run:
     identity: JsonObject
     restored: JsonObject | None
     captured: CapturedEpochs | None
-    profile_hash: str
     predicted: JsonObject | None
     replanned: Plan | None
 
@@ -203,9 +186,8 @@ def prepare(
     plan = None
     if dataset is not None:
         with stopwatch(setup_seconds, "partition"):
-            plan = (new and new.plan) or make_plan(
-                job.plan_source, settings, job.world, dataset, model, comm.device, source, start
-            )
+            plan = new and new.plan
+            plan = plan or make_plan(job.plan_source, settings, job.world, dataset, model, comm.device, source, start)
         plan.save(run_dir, part_of=source and source.part_of)
         tracker.start(start_facts(settings, job.world, source.manifest if source else dataset, plan, model.widths))
         for layers in plan.placement.layers_of[1:]:
@@ -237,7 +219,9 @@ def prepare(
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
     edges = EdgeFacts(shard.in_weight is not None, edge_sizes)
     mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edges)
-    restored = resume.restore(start, mine, engine, model, optimizer, comm, say=say)
+    restored = resume.restore(start, mine, engine, model, optimizer, comm)
+    if comm.rank == 0 and engine.profile is not None:
+        write_json_atomic(run_dir / "profile.json", engine.profile.as_json())
     return Run(
         job=job,
         comm=comm,
@@ -253,8 +237,7 @@ def prepare(
         first_epoch=start.epoch,
         identity=mine,
         restored=restored,
-        captured=captured_epochs(engine, optimizer, comm, settings.seed, model) if settings.launch.cuda_graph else None,
-        profile_hash=save_profile(engine, comm, run_dir),
+        captured=CapturedEpochs(engine, optimizer, comm, settings.seed, model) if settings.launch.cuda_graph else None,
         predicted=shared.predicted,
         replanned=plan if since_of(shared.predicted) else None,
     )
@@ -295,8 +278,8 @@ def refuse_unequal_weights(model: nn.Module, comm: Communicator) -> None:
 
 def _digest(tensor: Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().view(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + data).hexdigest()
+    data = [flat.view(torch.uint8)] if flat.numel() else []
+    return content_hash(data, label=f"{tensor.dtype} {tuple(tensor.shape)}")
 
 
 def shard_of(source: Source, settings: Settings, model: GNN, num_features: int, comm: Communicator) -> Shard:
@@ -318,30 +301,18 @@ def in_rows(shard: Shard, settings: Settings, task: Task, comm: Communicator) ->
         say(f"row_order={how}: {changed}")
     outputs = f"{len(shard.y):,} nodes of a rank with {task.out_dim:,} outputs each"
     copies = 1 if settings.strategy.capabilities.chunks else 6  # measured: 6.5 arrays of this shape
-    numbers = copies * len(shard.y) * task.out_dim
-    require_memory(4 * numbers, outputs, "check that dataset.task fits the labels")
+    require_memory(4 * copies * len(shard.y) * task.out_dim, outputs, "check that dataset.task fits the labels")
     return shard
 
 
 def refuse_no_validation(shard: Shard, comm: Communicator) -> None:
     """Raise ValueError on all ranks for early stopping without validation examples. Collective."""
-    mine = len(shard.rows_of_split["val"]) if shard.pairs is None else len(shard.pairs.val)
-    counts = comm.gather(mine)
-    if not comm.broadcast(None if counts is None else sum(counts)):
+    examples = shard.rows_of_split["val"] if shard.pairs is None else shard.pairs.val
+    if not any(comm.broadcast(comm.gather(len(examples)))):
         raise ValueError(
             "early_stopping.patience: there are no validation nodes to stop by; give val_mask or dataset.split=random, "
             "or set early_stopping.patience=null"
         )
-
-
-def save_profile(engine: Engine, comm: Communicator, run_dir: Path) -> str:
-    """Write profile.json if the engine has one. Return its hash."""
-    profile = engine.profile
-    if profile is None:
-        return ""
-    if comm.rank == 0:
-        write_json_atomic(run_dir / "profile.json", profile.as_json())
-    return profile.hash
 
 
 @dataclass
@@ -459,28 +430,27 @@ def train_epoch(
     if profiling:  # the recorder misses releases of earlier allocations, so let the epoch allocate its own gradients
         optimizer.zero_grad()
     meter = EpochMeter(comm, run.host.sent_bytes)
-    tracing = settings.trace and epoch == traced_epoch(settings.epochs)
-    recorder = Recorder(engine, comm, on=tracing)
+    if tracing := settings.trace and epoch == traced_epoch(settings.epochs):
+        engine.timeline = []
     captured = None if probing or profiling or tracing else run.captured
     timed = not (probing or profiling or (captured is not None and captured.captures))
-    with memory.measure_epoch(comm.device) if profiling else nullcontext() as allocations, meter:
+    with measure_epoch(comm.device) if profiling else nullcontext() as allocations, meter:
         if captured is None:
             report = engine.train_epoch(epoch, optimizer, keep_gradient=probing)
         else:
             report = captured.train_epoch(epoch)
-    recorder.save(run.mesh, run.job.run_dir, {"epoch": epoch, "ranks": comm.size, "times": run.world.how})
-    mine = meter.read() | {"peak_rss": memory.peak_rss()}
+    if tracing:
+        facts = {"epoch": epoch, "ranks": comm.size, "times": run.world.how}
+        save_timelines(engine, comm, run.mesh, run.job.run_dir, facts)
+    mine = meter.read()
     if allocations is not None:
-        mine |= {
-            "peak": (allocations.peak or 0) + engine.peak_elsewhere(),
-            "live": live_bytes(run, allocations.activations),
-        }
+        peak = (allocations.peak or 0) + engine.peak_elsewhere()
+        mine |= {"peak": peak, "live": live_bytes(engine, optimizer, allocations.activations)}
         mine |= {} if allocations.pinned is None else {"pinned": allocations.pinned}
     broken = optimizer.refused or not math.isfinite(report.loss) or not finite_weights(engine)
     mine |= {"broken": broken, "asked": policy.stop_asked()}
     everyone = comm.gather(mine)
-    row: JsonDict = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr}
-    row["time/timed"] = int(timed)
+    row: JsonDict = {"epoch": epoch, "loss/train": report.loss, "optim/lr": optimizer.lr, "time/timed": int(timed)}
     if exact is not None:
         assert report.gradient is not None
         row |= fidelity(report.gradient, exact, comm)
@@ -490,7 +460,7 @@ def train_epoch(
         progress.num_bytes += row["comm/total_bytes"]
         row |= {"time/train_seconds": progress.train_seconds, "comm/total_bytes_so_far": progress.num_bytes}
         if epoch == 0:
-            row |= {"profile/hash": run.profile_hash} if run.profile_hash else {}
+            row |= {"profile/hash": engine.profile.hash} if engine.profile else {}
             row |= {f"time/cold_{name}_seconds": seconds for name, seconds in run.setup_seconds.items()}
     return row, report.loss, everyone
 
@@ -510,15 +480,6 @@ def memory_epoch(epochs: int) -> int:
     return min(WARMUP_EPOCHS, epochs - 2) if epochs > 2 else -1
 
 
-def live_bytes(run: Run, activations: int) -> dict[str, int]:
-    """Return the bytes that a rank holds, by category."""
-    parameters = memory.nbytes(p for _, p in run.engine.named_parameters())
-    optimizer = memory.optimizer_nbytes(run.optimizer.state_dict())
-    held = run.engine.live_bytes()
-    saved = activations + held.pop("activations", 0)
-    return {"parameters": parameters, "optimizer": optimizer, "activations": saved} | held
-
-
 @contextmanager
 def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
     began = perf_counter()
@@ -526,24 +487,18 @@ def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = perf_counter() - began
 
 
-def edge_changes(settings: Settings, graph: Dataset) -> dict[str, int]:
-    """Count edges that preparation added or removed. Count self loops for PyG models only; other models need them."""
-    counts = graph.edge_changes._asdict()
-    if "self_loops" not in vars(settings.model):
-        del counts["self_loops_added"]
-    return {name: count for name, count in counts.items() if count}
-
-
 def start_facts(
     settings: Settings, world: World, graph: Dataset | Manifest, plan: Plan, widths: Sequence[int]
 ) -> JsonDict:
     """Describe a run before its first epoch: scalars, one row per part, stage and layer, halo_from [P, P]."""
-    names = settings.names
-    facts: JsonDict = {"strategy": names.get("strategy"), "model": names.get("model"), "dataset": graph.name}
+    facts: JsonDict = {name: settings.names.get(name) for name in ("strategy", "model")} | {"dataset": graph.name}
     facts |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "ranks": world.size}
     facts |= {"threads": world.threads_per_rank, "transport": world.backend}
     facts |= {"links": world.links.describe()} if world.links else {}
-    facts |= edge_changes(settings, graph) if isinstance(graph, Dataset) else {}
+    if isinstance(graph, Dataset):  # self loops count for PyG models only: other models need them
+        changes = graph.edge_changes._asdict().items()
+        loops = "self_loops" in vars(settings.model)
+        facts |= {name: count for name, count in changes if count and (loops or name != "self_loops_added")}
     facts |= {k: v for k, v in plan.statistics.items() if not isinstance(v, (list, dict)) and k not in facts}
     lists = {k: v for k, v in plan.statistics.items() if isinstance(v, list) and k != "halo_from"}
     mesh, layers_of = plan.placement.mesh, plan.placement.layers_of  # virtual stages wrap around the mesh

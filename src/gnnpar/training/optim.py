@@ -1,7 +1,10 @@
-"""Optimizers of torch as configuration, with learning-rate schedules, weight-decay groups and clipping.
+"""Optimizers of torch as configuration, with learning-rate schedules, weight-decay groups, clipping and steps on a GPU.
 
 The learning rate depends only on the epoch, so that a resumed run continues on the same curve.
 """
+
+# torch's own optimizers use these list functions, which torch declares private
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -10,28 +13,29 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, ClassVar, Literal, TypeVar, cast
 
 import annotated_types as at
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gnnpar.files import JsonDict
 from gnnpar.parallel.keys import to_device
-from gnnpar.training.on_device import DeviceStep, largest_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
 Rate = Annotated[float, at.Gt(0)]
 Share = Annotated[float, at.Ge(0), at.Lt(1)]
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+Tensors = list[Tensor] | tuple[Tensor, ...]
+MOMENTS = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq"), "SGD": ("momentum_buffer",)}
+"""Class name of an optimizer -> its state per parameter, besides the step count."""
 
 
 def eager(kind: type[Kind]) -> type[Kind]:
-    """Return an optimizer class of torch without its import of torch._dynamo, which takes as long as torch itself.
-
-    The methods are torch's, without the wrapper that disables the compiler in them.
-    """
+    """Return an optimizer class of torch without its import of torch._dynamo, which takes as long as torch itself. The
+    methods are torch's, without the wrapper that disables the compiler in them."""
     plain = {
         "add_param_group": inspect.unwrap(kind.add_param_group),
         "zero_grad": inspect.unwrap(kind.zero_grad),
@@ -76,24 +80,18 @@ class RateSchedule:
             return self.gamma ** ((epoch - self.warmup_epochs) // self.step_every)
         return 1.0
 
-    def groups(self, named: list[tuple[str, nn.Parameter]], layer_of: LayerOf) -> list[JsonDict]:
-        """Return the parameter groups with and without weight decay."""
-        decayed = {name for name, p in named if self._decays(name, p, layer_of)}
-        return [
-            {"params": [p for name, p in named if name in decayed], "weight_decay": self.weight_decay},
-            {"params": [p for name, p in named if name not in decayed], "weight_decay": 0.0},
-        ]
+    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
+        """Make the optimizer of some named parameters, in groups with and without weight decay."""
+        named = list(parameters)
+        decayed = [p for name, p in named if self._decays(name, p, layer_of)]
+        others = [p for name, p in named if not self._decays(name, p, layer_of)]
+        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return Stepper(self.of_groups(groups), config=self, epochs=epochs, names={p: name for name, p in named})
 
     def _decays(self, name: str, parameter: nn.Parameter, layer_of: LayerOf) -> bool:
         if self.decay == "weights":
             return parameter.ndim > 1
         return self.decay == "all" or layer_of(name) == 0 or name.startswith("encoder.")
-
-    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
-        """Make the optimizer of some named parameters."""
-        named = list(parameters)
-        names = {p: name for name, p in named}
-        return Stepper(self.of_groups(self.groups(named, layer_of)), config=self, epochs=epochs, names=names)
 
     def of_groups(self, groups: list[JsonDict]) -> torch.optim.Optimizer:
         """Make torch's optimizer of parameter groups."""
@@ -135,6 +133,115 @@ class SGD(RateSchedule):
         return _SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
 
+def numbers_of(kind: str, group: JsonDict, step: int) -> list[float]:
+    """Return the numbers that change from step to step; `step` counts from 1."""
+    lr = group["lr"]
+    if kind == "SGD":
+        return [-lr]
+    beta1, beta2 = group["betas"]
+    return [-lr / (1 - beta1**step), (1 - beta2**step) ** 0.5, 1 - lr * group["weight_decay"]]
+
+
+def adam(
+    group: JsonDict, values: Tensors, gradients: Tensors, moments: list[Tensors], numbers: Tensors, *, decoupled: bool
+) -> list[Tensors]:
+    """Return values and moments after a step of Adam (Kingma and Ba 2015) or AdamW (`decoupled`)."""
+    (beta1, beta2), decay = group["betas"], group["weight_decay"]
+    (mean, square), (minus_size, root, left) = moments, numbers
+    if decay and decoupled:
+        values = torch._foreach_mul(values, left)
+    elif decay:
+        gradients = torch._foreach_add(gradients, values, alpha=decay)
+    mean = torch._foreach_lerp(mean, gradients, 1 - beta1)
+    square = torch._foreach_mul(square, beta2)
+    torch._foreach_addcmul_(square, gradients, gradients, 1 - beta2)
+    size = torch._foreach_sqrt(square)
+    torch._foreach_div_(size, root)
+    torch._foreach_add_(size, group["eps"])
+    move = torch._foreach_mul(mean, minus_size)
+    torch._foreach_div_(move, size)
+    return [torch._foreach_add(values, move), mean, square]
+
+
+def sgd(
+    group: JsonDict, values: Tensors, gradients: Tensors, moments: list[Tensors], minus_rate: Tensor
+) -> list[Tensors]:
+    """Return values and moments after a step of SGD with torch's momentum: its first buffer is the gradient."""
+    if decay := group["weight_decay"]:
+        gradients = torch._foreach_add(gradients, values, alpha=decay)
+    move = gradients
+    if momentum := group["momentum"]:
+        move = buffer = torch._foreach_mul(moments[0], momentum)
+        torch._foreach_add_(buffer, gradients)
+        moments = [buffer]
+        if group["nesterov"]:
+            move = torch._foreach_add(gradients, buffer, alpha=momentum)
+    return [[torch.addcmul(v, m, minus_rate) for v, m in zip(values, move, strict=True)], *moments]
+
+
+class DeviceStep:
+    """Steps of torch's optimizer on the device without waiting on the host, so that a CUDA graph can capture them.
+
+    The arithmetic and the state equal torch's own on a CPU, to the bit. Frozen parameters have no state. `prepare`
+    copies the learning rate and the numbers that depend on the step count to a tensor; `launch` runs the step, or its
+    captured launch is replayed. A step refused for a non-finite gradient also counts.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._kind = optimizer, type(optimizer).__name__
+        self._numbers: Tensor | None = None  # [groups, numbers]
+
+    def prepare(self) -> None:
+        """Count a step, and copy its numbers to the device without waiting."""
+        rows: list[list[float]] = []
+        for group in self._groups:
+            states = [self._state_of(group, p) for p in group["params"] if p.requires_grad]
+            for state in states:
+                if "step" in state:
+                    state["step"] += 1
+            rows.append(numbers_of(self._kind, group, max(int(s.get("step", 0)) for s in states)))
+        first = self._groups[0]["params"][0]
+        new = to_device(torch.tensor(rows, dtype=first.dtype), first.device)
+        self._numbers = new if self._numbers is None else self._numbers.copy_(new)
+
+    @torch.no_grad()
+    def launch(self, finite: Tensor) -> None:
+        """Launch the prepared step; it has no effect unless `finite` [] is true."""
+        assert self._numbers is not None, "prepare comes first"
+        for group, row in zip(self._groups, self._numbers, strict=True):
+            parameters: Tensors = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            states = [self._state_of(group, p) for p in parameters]
+            gradients: Tensors = [p.grad for p in parameters if p.grad is not None]
+            moments: list[Tensors] = [[s[name] for s in states] for name in self._moments(group)]
+            if self._kind == "SGD":
+                after = sgd(group, parameters, gradients, moments, row[0])
+            else:
+                adamw = self._kind == "AdamW"
+                after = adam(group, parameters, gradients, moments, row.unbind(), decoupled=adamw)
+            olds, news = (list(chain.from_iterable(each)) for each in ((parameters, *moments), after))
+            taken = [torch.where(finite, new, old) for old, new in zip(olds, news, strict=True)]
+            torch._foreach_copy_(olds, taken)
+
+    @property
+    def _groups(self) -> list[JsonDict]:
+        return [group for group in self._optimizer.param_groups if any(p.requires_grad for p in group["params"])]
+
+    def _moments(self, group: JsonDict) -> tuple[str, ...]:
+        return () if self._kind == "SGD" and not group["momentum"] else MOMENTS[self._kind]
+
+    def _state_of(self, group: JsonDict, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter, created at the first step as in torch."""
+        if not (names := self._moments(group)):
+            return {}
+        state = self._optimizer.state[parameter]
+        if not state:
+            state |= {} if self._kind == "SGD" else {"step": torch.tensor(0.0)}
+            state |= {name: torch.zeros_like(parameter) for name in names}
+        return state
+
+
 class Stepper:
     """The optimizer of an engine: zero_grad, then step once the gradient is the global one.
 
@@ -148,9 +255,9 @@ class Stepper:
         refuse_closure(optimizer)
         self.optimizer, self.config, self.epochs, self.names = optimizer, config, epochs, names
         self._refused = False
-        self._finite: torch.Tensor | None = None  # of the last step, if it ran on the device
-        on_cpu = all(p.device.type == "cpu" for p in self.parameters)
-        self._on_device = None if on_cpu else DeviceStep(optimizer)
+        self._finite: Tensor | None = None  # of the last step, if it ran on the device
+        self._on_device = DeviceStep(optimizer)
+        self._on_cpu = all(p.device.type == "cpu" for p in self.parameters)
         self.schedule(0)
 
     @property
@@ -176,7 +283,7 @@ class Stepper:
     def step(self, norm: float | None = None) -> None:
         """Clip by the global norm if configured, then update. norm: gradient norm over all stages, which act as one.
         The host does not wait for a GPU."""
-        if self._on_device is not None:
+        if not self._on_cpu:
             self.prepare()
             self.launch(norm)
             return
@@ -187,24 +294,22 @@ class Stepper:
 
     def prepare(self) -> None:
         """Run the host's part of a step on a GPU."""
-        assert self._on_device is not None
         self._on_device.prepare()
 
     def launch(self, norm: float | None = None) -> None:
         """Launch the GPU's part of a prepared step."""
-        assert self._on_device is not None
         self._finite = self._all_finite()
         if norm is not None:
             self._finite = self._finite & torch.isfinite(self._like_parameters(norm))
         self._clip(norm)
         self._on_device.launch(self._finite)
 
-    def _all_finite(self) -> torch.Tensor:
+    def _all_finite(self) -> Tensor:
         found = [p.grad for p in self.parameters if p.grad is not None and p.grad.numel() > 0]
         if not found:
             return torch.tensor(True)
         widest = functools.reduce(torch.promote_types, (gradient.dtype for gradient in found))
-        largest = largest_of(found)
+        largest = torch._foreach_norm(found, torch.inf)  # nan if a gradient contains one
         return torch.isfinite(torch.stack([each.to(widest) for each in largest])).all()
 
     def _clip(self, norm: float | None) -> None:
@@ -213,7 +318,7 @@ class Stepper:
         elif self.config.clip is not None and norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, self._like_parameters(norm))
 
-    def _like_parameters(self, number: float) -> torch.Tensor:
+    def _like_parameters(self, number: float) -> Tensor:
         like = self.parameters[0]
         return to_device(torch.tensor(number, dtype=like.dtype), like.device)
 
@@ -242,6 +347,6 @@ def refuse_closure(optimizer: torch.optim.Optimizer) -> None:
 
 def _placed(slot: str, value: object, parameter: nn.Parameter) -> object:
     """Copy moments to the device and type of their parameter; a step count stays as it is."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return value
     return value.clone() if slot == "step" else value.to(parameter.device, parameter.dtype, copy=True)

@@ -31,19 +31,21 @@ from gnnpar.training.shards import Source
 from gnnpar_kernels.csr import accumulate_dtype
 
 if TYPE_CHECKING:
-    from gnnpar.training.loop import PlanSource, Run
+    from gnnpar.training.loop import Replanner, Run
 
 _REPEATS = 3
 
 
-class OwnPlan:
-    """Let the strategy plan."""
+class PlanSource:
+    """Make the plan of a run, by its strategy, and new ones during it. Pickled for ranks that are processes."""
 
     def plan(self, settings: Settings, world: World, workload: Workload) -> Plan:
+        """Make a plan, on rank 0."""
         return settings.strategy.plan(workload, Topology(world.size))
 
-    def replanner(self, run: Run) -> None:
-        """Return None: the plan stays."""
+    def replanner(self, run: Run) -> Replanner | None:
+        """Return a function to call after every epoch of this plan, or None."""
+        return None
 
 
 def make_plan(
@@ -53,11 +55,11 @@ def make_plan(
     dataset: Dataset,
     model: GNN,
     device: torch.device,
-    source: Source | None = None,
-    start: Start | None = None,
+    source: Source | None,
+    start: Start,
 ) -> Plan:
     """Return the verified plan of a replanned checkpoint, of plan=FILE or of the plan source."""
-    if start is not None and (saved := saved_plan(start, dataset, model)) is not None:
+    if (saved := saved_plan(start, dataset, model)) is not None:
         return saved
     if settings.plan is not None:
         plan = given_plan(settings.plan, settings)
@@ -79,10 +81,8 @@ def make_plan(
 
 
 def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
-    """Return the plan of a checkpoint that planned again, if this run continues with it.
-
-    None for another graph, split or model, which `resume.restore` refuses.
-    """
+    """Return the plan of a checkpoint that planned again, if this run continues with it; None for another graph, split
+    or model, which `resume.restore` refuses."""
     found = start.found
     if found is None or not start.with_plan:
         return None
@@ -138,9 +138,7 @@ def layer_seconds(
     model: GNN, dataset: Dataset, *, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> list[float]:
     """Measure seconds of each layer on the whole graph, forward and backward, the fastest of three, to balance stages.
-
-    The encoder counts for the first layer, the decoder for the last.
-    """
+    The encoder counts for the first layer, the decoder for the last."""
     model = copy.deepcopy(model).to(device, accumulate_dtype(dtype))
     shard = cut(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 1, edge_ids=model.needs_edge_ids)[0]
     shard = shard.to(device, dtype)

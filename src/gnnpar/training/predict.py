@@ -22,8 +22,10 @@ from gnnpar.track.console import say
 from gnnpar.track.tracker import Null
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.resume import Start, load_weights
-from gnnpar.training.loop import Job, PlanSource, Run, prepare
-from gnnpar.training.result.record import agreed_on
+from gnnpar.training.loop import Job, Run, prepare
+from gnnpar.training.plans import PlanSource
+from gnnpar.training.result.result import agreed_on
+from gnnpar.training.shards import unlike_rank
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,9 @@ class Prediction:
 
 def _refuse_unlike(mine: str, what: str, comm: Communicator) -> None:
     """Raise ValueError on all ranks if a rank's hash differs from rank 0's. Collective."""
-    everyone = comm.broadcast(comm.gather(mine))
-    if others := [rank for rank, each in enumerate(everyone) if each != everyone[0]]:
+    if other := unlike_rank(mine, comm):
         raise ValueError(
-            f"rank {others[0]} has another {what} than rank 0: give all ranks one, in a folder that all hosts share"
+            f"rank {other} has another {what} than rank 0: give all ranks one, in a folder that all hosts share"
         )
 
 

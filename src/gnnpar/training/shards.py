@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from gnnpar.comm import Communicator
+from gnnpar.comm.world import World
+from gnnpar.data.dataset import Dataset
+from gnnpar.folds.edge_data import Degrees, degree_histogram, merged_histogram
+from gnnpar.models.gnn import GNN
 from gnnpar.partition.manifest import PARTITION, Check, Manifest, folder_of, read_manifest, verify
+from gnnpar.partition.on_disk import in_degrees, open_part
+from gnnpar.partition.shard import Shard, comm_check
 from gnnpar.settings import ConfigError, Settings, WithLoops
 from gnnpar.track.console import complain
 from gnnpar.track.text import counted
-
-if TYPE_CHECKING:
-    from gnnpar.comm import Communicator
-    from gnnpar.comm.world import World
-    from gnnpar.data.dataset import Dataset
-    from gnnpar.folds.edge_data import Degrees
-    from gnnpar.models.gnn import GNN
-    from gnnpar.partition.shard import Shard
 
 
 def check(settings: Settings, world: World) -> None:
@@ -80,10 +80,6 @@ class Source:
 
     def dataset(self, settings: Settings) -> Dataset:
         """Return the dataset without rows: its name, width, task and hashes."""
-        import torch
-
-        from gnnpar.data.dataset import Dataset
-
         told, none = self.manifest, torch.zeros(0, dtype=torch.int64)
         empty = Dataset.of(
             told.name,
@@ -94,10 +90,9 @@ class Source:
             num_classes=told.num_classes,
             task=told.task,
         )
-        told_of = replace(
-            empty, graph_hash=told.hashes["graph"], split_hash=told.hashes["split"], edge_sizes=told.edge_sizes
-        )
-        return told_of.with_features(settings.features, settings.features_dim, settings.seed)
+        hashes = {"graph_hash": told.hashes["graph"], "split_hash": told.hashes["split"]}
+        dataset = replace(empty, **hashes, edge_sizes=told.edge_sizes)
+        return dataset.with_features(settings.features, settings.features_dim, settings.seed)
 
     @property
     def part_of(self) -> Path:
@@ -106,31 +101,29 @@ class Source:
 
     def degrees(self, comm: Communicator) -> Degrees:
         """Return the histogram of in-degrees of the whole graph. Collective."""
-        from gnnpar.folds.edge_data import degree_histogram, merged_histogram
-        from gnnpar.partition.on_disk import in_degrees
-
         parts = comm.gather(degree_histogram(in_degrees(self.folder, self.manifest, comm.rank)))
         return comm.broadcast(merged_histogram(parts or ()))
 
     def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
         """Open this rank's part, memory-mapped. Raise ValueError if ranks have different shards. Collective."""
-        from gnnpar.partition.on_disk import open_part
-        from gnnpar.partition.shard import comm_check
-
         if model.needs_edge_ids and not self.manifest.edge_ids:
             raise ValueError(
                 f"shards={self.folder} hold no edge ids, which this model reads (for attention dropout, or attributes "
                 "of edges): partition again with the same model=, or set its attention dropout to 0"
             )
-        everyone = comm.broadcast(comm.gather(self.manifest.fingerprint))
-        assert isinstance(everyone, list)
-        if other := next((r for r, told in enumerate(everyone) if told != everyone[0]), None):
+        if other := unlike_rank(self.manifest.fingerprint, comm):
             raise ValueError(
                 f"shards={self.folder}: rank {other} has other shards than rank 0; copy the same folder to every host"
             )
         shard = open_part(self.folder, self.manifest, comm.rank, edge_ids=model.needs_edge_ids, check=check)
         comm_check(comm, shard)
         return shard
+
+
+def unlike_rank(mine: str, comm: Communicator) -> int | None:
+    """Return the first rank with another value than rank 0; None if all are equal. Collective."""
+    everyone = comm.broadcast(comm.gather(mine))
+    return next((rank for rank, each in enumerate(everyone) if each != everyone[0]), None)
 
 
 def source_of(settings: Settings) -> Source | None:

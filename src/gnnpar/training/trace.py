@@ -15,9 +15,8 @@ from gnnpar.files import JsonDict, write_text_atomic
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate
-from gnnpar.track.chrome_trace import Row, save_trace
-from gnnpar.track.schedule_picture import Panel, schedule_picture
-from gnnpar.training.result.header import WARMUP_EPOCHS
+from gnnpar.track.timelines import Panel, Row, save_trace, schedule_picture
+from gnnpar.training.result.result import WARMUP_EPOCHS
 
 TRACE, PICTURE, TEXT = "trace.json", "schedule.svg", "schedule.txt"
 _WAITS = ("bubble", "exposed")
@@ -28,39 +27,27 @@ def traced_epoch(epochs: int) -> int:
     return min(WARMUP_EPOCHS + 1, epochs - 1)
 
 
-class Recorder:
-    """Record one epoch; on every rank or on none."""
-
-    def __init__(self, engine: Engine, comm: Communicator, *, on: bool) -> None:
-        self._engine, self._comm, self._on = engine, comm, on
-        if on:
-            engine.timeline = []
-
-    def rows(self) -> list[Row]:
-        """Return the actions of this rank's engine and the phases of its clock."""
-        rank, clock = self._comm.rank, self._comm.clock
-        actions, self._engine.timeline = self._engine.timeline or [], None
-        done = [(rank, text, start - clock.began, end - clock.began) for text, start, end in actions]
-        return done + [(rank, phase, start, end) for phase, start, end in clock.spans() if end > start]
-
-    def save(self, mesh: tuple[tuple[int, ...], ...], folder: Path, facts: JsonDict) -> None:
-        """Write the files on rank 0, before the clock is drained. `mesh`: stage -> ranks of its parts. Collective."""
-        if not self._on:
-            return
-        everyone = self._comm.gather(self.rows())
-        if everyone is None:
-            return
-        rows = [row for rank in everyone for row in rank]
-        save_trace(folder / TRACE, rows, facts)
-        schedules = schedules_of(rows, mesh)
-        if schedules:
-            measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
-            planned = "planned: median seconds of a stage's forward and backward, messages free"
-            taken = f"measured: epoch {facts.get('epoch', '')}, {max(row[3] for row in measured) * 1e3:.1f} ms"
-            panels = [Panel(planned, plan_of(rows, schedules)), Panel(taken, measured)]
-            write_text_atomic(folder / PICTURE, schedule_picture(panels))
-            schedule = next(iter(schedules.values()))
-            write_text_atomic(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
+def save_timelines(
+    engine: Engine, comm: Communicator, mesh: tuple[tuple[int, ...], ...], folder: Path, facts: JsonDict
+) -> None:
+    """Write the files on rank 0 after an epoch with `engine.timeline`, before the clock is drained. `mesh`: stage ->
+    ranks of its parts. Collective."""
+    actions, engine.timeline = engine.timeline or [], None
+    mine = [(comm.rank, text, start - comm.clock.began, end - comm.clock.began) for text, start, end in actions]
+    mine += [(comm.rank, phase, start, end) for phase, start, end in comm.clock.spans() if end > start]
+    everyone = comm.gather(mine)
+    if everyone is None:
+        return
+    rows = [row for rank in everyone for row in rank]
+    save_trace(folder / TRACE, rows, facts)
+    if schedules := schedules_of(rows, mesh):
+        measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
+        planned = "planned: median seconds of a stage's forward and backward, messages free"
+        taken = f"measured: epoch {facts['epoch']}, {max(row[3] for row in measured) * 1e3:.1f} ms"
+        panels = [Panel(planned, plan_of(rows, schedules)), Panel(taken, measured)]
+        write_text_atomic(folder / PICTURE, schedule_picture(panels))
+        schedule = next(iter(schedules.values()))
+        write_text_atomic(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
 
 
 def schedules_of(rows: list[Row], mesh: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Schedule]:

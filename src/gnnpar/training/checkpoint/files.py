@@ -2,6 +2,9 @@
 
 checkpoint/epoch-000012/ holds one file per rank and manifest.json with the identity of the run, checksums of all files
 and the state of rank 0. It is written under another name, with fsync, and renamed at the end.
+
+A file holds a tree: a tensor, None, a bool, int, float or str, or a dict, list or tuple of trees. A NamedTuple becomes
+a tuple.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.files import (
@@ -24,18 +29,57 @@ from gnnpar.files import (
     JsonDict,
     JsonObject,
     file_hash,
+    load_tensors,
     read_checked_json,
     remove,
     sync_folder,
     write_checked_json,
 )
 from gnnpar.partition import learned
-from gnnpar.training.checkpoint.state import read_tree, write_tree
+from gnnpar.track.console import say
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
 BEST = "best"  # the best epoch's weights, if it has no checkpoint of its own
 _PARTIAL, _OLD = ".partial", ".old"
 Say = Callable[[str], None]
+
+
+def plain(tree: object, at: str = "state") -> Any:  # Any: a tree, as above
+    """Convert a tree to exact types, and clone views of larger tensors. Raises TypeError for other types."""
+    if tree is None or type(tree) in (bool, int, float, str):
+        return tree
+    if isinstance(tree, Tensor):
+        part = tree.untyped_storage().nbytes() != tree.numel() * tree.element_size()
+        return tree.detach().clone() if part else tree.detach()
+    if isinstance(tree, Mapping):
+        return {plain(k, f"a key of {at}"): plain(v, f"{at}[{k!r}]") for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(plain(v, f"{at}[{i}]") for i, v in enumerate(tree))
+    if isinstance(tree, list):
+        return [plain(v, f"{at}[{i}]") for i, v in enumerate(tree)]
+    raise TypeError(
+        f"{at} is a {type(tree).__name__}: a state holds tensors, None, bool, int, float, str, and dict, "
+        "list and tuple of them"
+    )
+
+
+def write_tree(file: Path, tree: object) -> str:
+    """Write a tree, with fsync. Return the sha256 of the file."""
+    with file.open("wb") as out:
+        torch.save(plain(tree), out)
+        out.flush()
+        os.fsync(out.fileno())
+    return file_hash(file)
+
+
+def is_extra(name: str) -> bool:
+    """Return whether a weight of this name is a module's get_extra_state, which may be any tree."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def read_tree(file: Path, device: torch.device) -> Any:  # Any: a tree
+    """Read a tree of `write_tree`; move GPU tensors to `device`, others to the CPU."""
+    return load_tensors(file, places={f"cuda:{i}": str(device) for i in range(64)})
 
 
 @dataclass(frozen=True)
@@ -100,49 +144,48 @@ def save(
     manifest: Callable[[], JsonObject],
     *,
     keep: int,
-    say: Say,
-    name: str = "",
+    name: str,
 ) -> bool:
-    """Write checkpoint/epoch-N and drop old ones. Return on rank 0 whether it was written. Collective.
+    """Write checkpoint/epoch-N; drop all but the last `keep` and the best. Return on rank 0 whether it was written.
+    Collective.
 
-    manifest: called on rank 0 once all files are written. name: folder name, instead of epoch-N. On a full disk,
-    earlier checkpoints stay and `say` reports it.
+    manifest: called on rank 0 once all files are written. name: folder name, if not empty. On a full disk, earlier
+    checkpoints stay and a line reports it.
     """
     final = folder / FOLDER / (name or f"epoch-{epoch:06d}")
     partial = final.with_name(final.name + _PARTIAL)
-    mine: JsonDict = {"error": "", "full": False}
+    mine: JsonDict = {"sha256": "", "error": "", "full": False}
     try:
         partial.mkdir(parents=True, exist_ok=True)
         mine["sha256"] = write_tree(partial / name_of(comm.rank), tree)
     except OSError as error:
         mine |= {"error": f"{error.strerror or error} ({partial})", "full": error.errno in DISK_FULL}
     except RuntimeError as error:  # torch's own writer raises it for a full disk
-        mine["full"] = True
-        mine["error"] = f"{' '.join(str(error).split())[:200]} ({partial})"
+        mine |= {"error": f"{' '.join(str(error).split())[:200]} ({partial})", "full": True}
     everyone = comm.gather(mine)
     if everyone is None:
         return False
+    files = {name_of(rank): {"sha256": each["sha256"]} for rank, each in enumerate(everyone)}
     try:
         if problem := next((each["error"] for each in everyone if each["error"]), ""):
             raise OSError(problem)
-        _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest()}, everyone)
+        _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest(), "files": files})
     except OSError as error:
         remove(partial)
         full = error.errno in DISK_FULL or any(each["full"] for each in everyone)
         stays = "the one before it stays" if full and drop_old(folder) else "those before it stay"
         say(f"checkpoint of epoch {epoch} not written: {error}; {stays}")
         return False
-    prune(folder, keep=keep)
+    _keep_only({*all_folders(folder)[:keep], *_by_val(folder)[:1]}, folder)
     return True
 
 
-def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[JsonDict]) -> None:
+def _finish(partial: Path, final: Path, manifest: JsonObject) -> None:
     """Write the manifest and rename the folder."""
-    files = {name_of(rank): {"sha256": each["sha256"]} for rank, each in enumerate(everyone)}
     for stray in partial.iterdir():
-        if stray.name not in files:
+        if stray.name not in manifest["files"]:
             remove(stray)
-    write_checked_json(partial / MANIFEST, {**manifest, "files": files})
+    write_checked_json(partial / MANIFEST, manifest)
     sync_folder(partial)
     old = final.with_name(final.name + _OLD)
     if final.exists():
@@ -155,12 +198,10 @@ def _finish(partial: Path, final: Path, manifest: JsonObject, everyone: list[Jso
 def folders(run_dir: Path) -> list[Path]:
     """Return folders named as checkpoints, the latest first. Raises OSError if they cannot be listed."""
     try:
-        names = os.listdir(run_dir / FOLDER)
+        named = [path for path in (run_dir / FOLDER).iterdir() if re.fullmatch(r"epoch-\d+", path.name, re.ASCII)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    claim = (run_dir / FOLDER / name for name in names if re.fullmatch(r"epoch-\d+", name, re.ASCII))
-    found = [path for path in claim if path.is_dir()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("epoch-")), reverse=True)
+    return sorted(filter(Path.is_dir, named), key=_epoch, reverse=True)
 
 
 def all_folders(run_dir: Path) -> list[Path]:
@@ -210,12 +251,7 @@ def _first_good(chosen: list[Path], say: Say, then: str) -> Checkpoint | None:
 
 def best_val(run_dir: Path) -> float:
     """Return the highest validation metric of a run's checkpoints; -inf without one."""
-    return max((value for p in all_folders(run_dir) if (value := _number_in(p, "val")) is not None), default=-inf)
-
-
-def prune(run_dir: Path, *, keep: int) -> None:
-    """Drop all checkpoints but the last `keep` and the best one on validation."""
-    _keep_only({*all_folders(run_dir)[:keep], *_by_val(run_dir)[:1]}, run_dir)
+    return max((_number_in(folder, "val", -inf) for folder in all_folders(run_dir)), default=-inf)
 
 
 def drop_old(run_dir: Path) -> bool:
@@ -242,20 +278,20 @@ def _keep_only(kept: set[Path], run_dir: Path) -> None:
 
 def _by_val(run_dir: Path) -> list[Path]:
     """Return checkpoints with a validation metric, the best first, the earlier first among equals."""
-    marked = [(-value, _epoch(p), p) for p in all_folders(run_dir) if (value := _number_in(p, "val")) is not None]
-    return [folder for _, _, folder in sorted(marked)]
+    marked = [(-_number_in(folder, "val", -inf), _epoch(folder), folder) for folder in all_folders(run_dir)]
+    return [folder for worse, _, folder in sorted(marked) if worse < inf]
 
 
 def _epoch(folder: Path) -> int:
-    if folder.name != BEST:
-        return int(folder.name.removeprefix("epoch-"))
-    return int(_number_in(folder, "epoch") or sys.maxsize)
+    if folder.name == BEST:
+        return int(_number_in(folder, "epoch", sys.maxsize))
+    return int(folder.name.removeprefix("epoch-"))
 
 
-def _number_in(folder: Path, name: str) -> float | None:
-    """Return a number of a manifest without reading tensors; None if missing."""
+def _number_in(folder: Path, name: str, missing: float) -> float:
+    """Return a number of a manifest without reading tensors."""
     try:
         value = read_checked_json(folder / MANIFEST).get(name)
     except (OSError, ValueError):
-        return None
-    return value if isinstance(value, (int, float)) else None
+        return missing
+    return value if isinstance(value, (int, float)) else missing

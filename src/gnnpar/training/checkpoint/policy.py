@@ -16,7 +16,6 @@ from gnnpar.placement import Plan
 from gnnpar.settings import Settings
 from gnnpar.track.jsonl import sync_rows
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint.files import Say
 
 if TYPE_CHECKING:
     from gnnpar.training.loop import Run
@@ -33,9 +32,9 @@ class Decision(NamedTuple):
 class CheckpointPolicy:
     """When to write checkpoints, and the best weights so far. One per rank."""
 
-    def __init__(self, settings: Settings, run_dir: Path, stop_asked: Callable[[], bool], say: Say) -> None:
-        self._when, self._epochs, self._run_dir = settings.checkpoint, settings.epochs, run_dir
-        self.stop_asked, self._say, self._saved_at = stop_asked, say, time.monotonic()
+    def __init__(self, settings: Settings, run_dir: Path, stop_asked: Callable[[], bool]) -> None:
+        self._when, self._run_dir, self.stop_asked = settings.checkpoint, run_dir, stop_asked
+        self._saved_at = time.monotonic()
         self._best_val = checkpoint.best_val(run_dir)
         self._best: tuple[int, JsonDict, JsonDict] | None = None  # epochs done, tree, manifest entries
 
@@ -97,8 +96,7 @@ class CheckpointPolicy:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
             return made | {"run": run.identity}
 
-        keep, say = self._when.keep, self._say
-        return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=keep, say=say, name=name)
+        return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=self._when.keep, name=name)
 
     def last_good(self) -> str:
         """Return '; the last good checkpoint is ...', or that there is none."""

@@ -26,10 +26,10 @@ from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition import learned
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
 from gnnpar.track import jsonl
+from gnnpar.track.console import say
 from gnnpar.training.checkpoint import files as checkpoint
-from gnnpar.training.checkpoint.files import Checkpoint, Say
-from gnnpar.training.checkpoint.state import is_extra
-from gnnpar.training.result.header import CHANGES_NUMBERS, CHANGES_TIMES
+from gnnpar.training.checkpoint.files import Checkpoint
+from gnnpar.training.result.result import CHANGES_NUMBERS, CHANGES_TIMES
 
 _SAME = ("world_size", "strategy", "partition", "precision", "first_layer", "row_order", "seed")
 _OUTPUTS = ("predictions.npy", "scores.npy", "export", "wandb.json")  # files of `predict`, `export` and wandb
@@ -68,20 +68,17 @@ def check(settings: Settings) -> None:
         )
 
 
-def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, say: Say) -> Start:
+def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool) -> Start:
     """Find the checkpoint to start from, on rank 0. restarted: True if torchrun has restarted the ranks."""
-    found = None
-    if restarted or settings.resume == "auto":
-        found = checkpoint.latest(run_dir, say)
-    if found is None and isinstance(settings.resume, Path):
-        path = settings.resume
+    here, path = restarted or settings.resume == "auto", settings.resume
+    found = checkpoint.latest(run_dir, say) if here else None
+    if found is None and isinstance(path, Path):
         found = checkpoint.read(path) if checkpoint.is_checkpoint(path) else checkpoint.latest(path, say)
         if found is None:
             raise ValueError(f"resume={path} has no good checkpoint left; give another run's folder, or leave it out")
     if found is None:
-        if (settings.resume == "auto" or restarted) and checkpoint.all_folders(run_dir):
-            # damaged checkpoints of later epochs would displace new ones
-            _move_aside(run_dir / checkpoint.FOLDER, say, "has no good checkpoint")
+        if here and checkpoint.all_folders(run_dir):  # damaged ones of later epochs would displace new ones
+            _move_aside(run_dir / checkpoint.FOLDER, "has no good checkpoint")
         return Start(profile=_profile_in(run_dir, num_ranks) if restarted else None)
     if found.epoch > settings.epochs:
         raise ValueError(
@@ -100,9 +97,9 @@ def find(settings: Settings, run_dir: Path, num_ranks: int, *, restarted: bool, 
         _without_profiles(earlier["settings"].get(name)) == _without_profiles(_json(settings.resolved.get(name)))
         for name in ("strategy", "partition", "precision", "first_layer")
     )
-    with_plan = same_setup and earlier["seed"] == settings.seed and settings.plan is None and found.manifest.get("plan")
+    with_plan = same_setup and earlier["seed"] == settings.seed and settings.plan is None and "plan" in found.manifest
     changed = changed_settings(found, _json(settings.resolved))
-    return Start(found, _profile_in(found.run_dir, num_ranks), same_setup, bool(with_plan), changed)
+    return Start(found, _profile_in(found.run_dir, num_ranks), same_setup, with_plan, changed)
 
 
 def _profile_in(run_dir: Path, num_ranks: int) -> Path | None:
@@ -125,22 +122,22 @@ def changed_settings(found: Checkpoint, resolved: JsonObject) -> tuple[str, ...]
     return tuple(sorted(changed.union(found.manifest["progress"].get("begun_otherwise", ()))))
 
 
-def clean(settings: Settings, run_dir: Path, say: Say) -> None:
+def clean(settings: Settings, run_dir: Path) -> None:
     """Move checkpoints, outputs and the profile of an earlier run aside, unless this run resumes in its folder."""
     if _resumes_in(settings, run_dir):
         return
     why = "is of an earlier run"
     if checkpoint.all_folders(run_dir):
-        _move_aside(run_dir / checkpoint.FOLDER, say, why, "; resume=auto would have gone on from it")
+        _move_aside(run_dir / checkpoint.FOLDER, why, "; resume=auto would have gone on from it")
     for made in _OUTPUTS:
         if os.path.lexists(run_dir / made):
-            _move_aside(run_dir / made, say, why)
+            _move_aside(run_dir / made, why)
     profile = run_dir / "profile.json"
     if settings.profile is None or settings.profile.resolve() != profile.resolve():
         profile.unlink(missing_ok=True)
 
 
-def _move_aside(path: Path, say: Say, why: str, note: str = "") -> None:
+def _move_aside(path: Path, why: str, note: str = "") -> None:
     moved = path.with_stem(f"{path.stem}-before")
     remove(moved)
     path.rename(moved)
@@ -191,14 +188,13 @@ def identity(
     world_size: int,
     num_features: int,
     task: Task,
-    predicted: JsonObject | None = None,
-    edges: EdgeFacts = EdgeFacts(),
+    predicted: JsonObject | None,
+    edges: EdgeFacts,
 ) -> JsonDict:
-    """Return the identity of a run in its checkpoints, as plain JSON.
-
-    `predicted`: the planner's predictions, if it chose the strategy. `edges`: edge data of the dataset.
-    """
+    """Return the identity of a run in its checkpoints, as plain JSON. `predicted`: by the planner, if it chose the
+    strategy. `edges`: edge data of the dataset."""
     chosen = {"chosen": predicted.get("candidate")} if predicted else {}
+    sizes = edges.sizes
     told = {
         "graph": hashes.get("graph", ""),
         "split": hashes.get("split", ""),
@@ -216,17 +212,17 @@ def identity(
         "names": dict(settings.names),
         "settings": settings.resolved,
     }
-    if settings.features != "given":
-        told["features"] = settings.features
-    if settings.task.decoder is not None:
-        told["task"] = settings.resolved["task"]
-    carried: JsonDict = {"edge_weights": edges.weighted, "edge_types": edges.sizes.types, "edge_attr": edges.sizes.attr}
-    carried["nodes"] = sum(nodes for _, nodes in edges.sizes.degrees)  # a model may have a row per node
-    if settings.model.reads_degrees:
-        carried["degrees"] = edges.sizes.degrees
-    if edges.sizes.schema is not None:
-        carried["node_types"] = edges.sizes.schema.text
-    return _json(told | {key: value for key, value in carried.items() if value})
+    optional = {
+        "features": settings.features if settings.features != "given" else None,
+        "task": settings.resolved["task"] if settings.task.decoder is not None else None,
+        "edge_weights": edges.weighted,
+        "edge_types": sizes.types,
+        "edge_attr": sizes.attr,
+        "nodes": sum(nodes for _, nodes in sizes.degrees),  # a model may have a row per node
+        "degrees": sizes.degrees if settings.model.reads_degrees else None,
+        "node_types": sizes.schema and sizes.schema.text,
+    }
+    return _json(told | {key: value for key, value in optional.items() if value})
 
 
 def _json(tree: object) -> JsonDict:
@@ -237,20 +233,20 @@ def _json(tree: object) -> JsonDict:
 def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
     """Raise ValueError for a checkpoint of another graph, split or model."""
     earlier = found.manifest["run"]
-    for name, group in (("graph", "dataset"), ("split", "dataset")):
+    for name in ("graph", "split"):
         if earlier[name] != mine[name]:
             raise ValueError(
-                f"{found.folder} is of {name} {earlier[name][:12]}, this run's is {mine[name][:12]}: give the {group} "
+                f"{found.folder} is of {name} {earlier[name][:12]}, this run's is {mine[name][:12]}: give the dataset "
                 "it was trained on, or leave resume out"
             )
     for group in ("model", "task"):
-        earlier_in, mine_in = earlier.get(group, {}), mine.get(group, {})
-        for key in sorted(earlier_in.keys() | mine_in.keys()):
-            told, have = earlier_in.get(key), mine_in.get(key)
-            if told != have:
+        then, now = earlier.get(group, {}), mine.get(group, {})
+        for key in sorted(then.keys() | now.keys()):
+            if then.get(key) != now.get(key):
+                name = group if key == "_target_" else f"{group}.{key}"
                 raise ValueError(
-                    f"{found.folder} is of a {group} with {key}={show(told)}, this run's has {key}={show(have)}: set "
-                    f"{group if key == '_target_' else f'{group}.{key}'} as it was, or leave resume out"
+                    f"{found.folder} is of a {group} with {key}={show(then.get(key))}, this run's has "
+                    f"{key}={show(now.get(key))}: set {name} as it was, or leave resume out"
                 )
     for name in ("features", "num_features", "num_outputs"):
         told, have = (run.get(name, "given") for run in (earlier, mine))
@@ -260,15 +256,13 @@ def refuse_another(found: Checkpoint, mine: JsonObject) -> None:
 
 def differences(found: Checkpoint, mine: JsonObject) -> list[str]:
     """Return the reasons why a run cannot resume bit for bit, such as 'world_size 4 -> 2'; empty if it can."""
-    earlier, lines = found.manifest["run"], []
+    both, lines = (found.manifest["run"], mine), []
     for name in _SAME:
-        told, have = (_without_profiles(run.get(name)) for run in (earlier, mine))
-        if told == have:
-            continue
-        if name == "strategy":
-            told, have = (run["names"].get("strategy", "") for run in (earlier, mine))
+        told, have = (_without_profiles(run.get(name)) for run in both)
+        if told != have and name == "strategy":
+            told, have = (run["names"].get("strategy", "") for run in both)
             lines.append(f"strategy {told} -> {have}" if told != have else f"settings of strategy {have}")
-        else:
+        elif told != have:
             lines.append(f"{name} {str(told)[:12]} -> {str(have)[:12]}")
     return lines
 
@@ -281,7 +275,7 @@ def _without_profiles(tree: object) -> object:
 
 
 def restore(
-    start: Start, mine: JsonObject, engine: Engine, net: nn.Module, optimizer: Stepper, comm: Communicator, *, say: Say
+    start: Start, mine: JsonObject, engine: Engine, net: nn.Module, optimizer: Stepper, comm: Communicator
 ) -> JsonDict | None:
     """Load a checkpoint into a new engine and optimizer. Return the saved `Progress`. Collective."""
     found = start.found
@@ -317,9 +311,9 @@ def load_weights(engine: Engine, model: nn.Module, given: tuple[JsonDict, JsonDi
     (weights, optimizer), mine = given, dict(engine.named_weights())
     learned.deal(weights, optimizer["state"], mine)
     for name, weight in mine.items():
-        if name not in weights or (not is_extra(name) and weights[name].shape != weight.shape):
+        if name not in weights or (not checkpoint.is_extra(name) and weights[name].shape != weight.shape):
             have = tuple(weights[name].shape) if name in weights else "no such parameter"
-            wanted = "one" if is_extra(name) else tuple(weight.shape)
+            wanted = "one" if checkpoint.is_extra(name) else tuple(weight.shape)
             raise ValueError(f"{found.folder}: {name} is {have}, this run's model has {wanted}")
     model.load_state_dict({name: weights[name] for name in mine}, strict=False)
     for name in (name for name in mine if name.startswith(learned.PIECE)):

@@ -2,17 +2,23 @@
 
 weights.pt (a state dict, read with weights_only=True), model.json (description, preparation of features and edges,
 checksums), program.pt2 (torch.export of the forward pass in plain torch operations), predict.py (which uses them), and
-on request model.onnx.
+on request model.onnx, which needs the extra [onnx].
 """
+
+# torch's ONNX exporter has no types without onnx
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import io
 import json
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -33,8 +39,7 @@ from gnnpar.parallel.local import LocalRows, Pass, by_type
 from gnnpar.partition.learned import WEIGHT
 from gnnpar.precision import TYPES
 from gnnpar.settings import ConfigError
-from gnnpar.training.result.header import versions
-from gnnpar.training.result.onnx_file import onnx_bytes
+from gnnpar.training.result.result import versions
 from gnnpar.training.result.trained import Trained
 
 WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
@@ -49,10 +54,8 @@ _WHOLE = "a convolution that reads whole neighbourhoods has no form in plain tor
 class PlainGraph(OneView, LocalRows):
     """A graph in torch's own operations, for tracing: no kernels, no blocks, edges in any order, evaluation only.
 
-    Compute gnnpar's folds by `index_add` and `scatter_reduce`; raise ValueError for other aggregators. Edges have no
-    weights, types or attributes.
-
-    Shapes: edge_index [2, E], (source, destination), of N nodes.
+    Folds are `index_add` and `scatter_reduce`; other aggregators raise ValueError. Edges have no data. Shapes:
+    edge_index [2, E], (source, destination), of N nodes.
     """
 
     edge_attr = edge_type = None
@@ -76,11 +79,11 @@ class PlainGraph(OneView, LocalRows):
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         if agg.whole_neighborhood:
             raise ValueError(_WHOLE)
+        if isinstance(agg, Sum | Generic) and agg.types > 1:
+            raise ValueError(f"{'a sum' if isinstance(agg, Sum) else 'attention'} {_TYPED}")
         there, here = tuple(rows[self._src] for rows in src), tuple(rows[self._dst] for rows in dst)
         if isinstance(agg, Sum):
             total = self._added(there[0])
-            if agg.types > 1:
-                raise ValueError(f"a sum {_TYPED}")
             return total[:, None] if agg.types else total
         if isinstance(agg, Max):
             best = self._largest(there[0])
@@ -93,17 +96,14 @@ class PlainGraph(OneView, LocalRows):
             return self._attended((activated * shared[0]).sum(-1), there[0])
         if isinstance(agg, SoftmaxDot):  # edges have no attributes here
             return self._attended((there[0] * here[0]).sum(-1), agg.value(there, here, edge, shared))
-        if isinstance(agg, Generic):
-            if agg.types > 1:
-                raise ValueError(f"attention {_TYPED}")
-            if agg.types:
-                edge = (torch.zeros_like(self._src), *edge)
-            value = agg.value(there, here, edge, shared)
-            out = (
-                self._added(value) if agg.score is None else self._attended(agg.score(there, here, edge, shared), value)
+        if not isinstance(agg, Generic):
+            raise ValueError(
+                f"the aggregator {type(agg).__name__} has no form in plain torch; use Generic in its place"
             )
-            return out[:, None] if agg.within else out
-        raise ValueError(f"the aggregator {type(agg).__name__} has no form in plain torch; use Generic in its place")
+        rows = there, here, (torch.zeros_like(self._src), *edge) if agg.types else edge, shared
+        value = agg.value(*rows)
+        out = self._added(value) if agg.score is None else self._attended(agg.score(*rows), value)
+        return out[:, None] if agg.within else out
 
     def _added(self, rows: Tensor) -> Tensor:
         """Sum rows of edges by destination."""
@@ -141,14 +141,38 @@ def sample_of(model: GNN, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.zeros(7, model.in_dim, dtype=dtype), edges
 
 
+def missing() -> str:
+    """Return the first missing package of the extra [onnx], else ''."""
+    return next((name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None), "")
+
+
 def onnx_of(model: GNN) -> bytes:
     """Return an ONNX file in fp32, since runtimes lack kernels for fp64. Raises ValueError."""
+    plain, inputs = Plain(copy.deepcopy(model).float()).eval(), sample_of(model, torch.float32)
+    names: JsonDict = {"input_names": list(_ANY_SIZE), "output_names": ["logits"]}
     try:
-        return onnx_bytes(
-            Plain(copy.deepcopy(model).float()).eval(), sample_of(model, torch.float32), _ANY_SIZE, "logits"
-        )
+        with _quiet():
+            made = torch.onnx.export(plain, inputs, dynamo=True, verbose=False, dynamic_shapes=_ANY_SIZE, **names)
+        assert made is not None
+        proto = made.model_proto
     except Exception as error:  # the exporter may raise anything
         raise ValueError(_export_error(model, "ONNX file", error)) from error
+    for node in [*proto.graph.node, *(node for function in proto.functions for node in function.node)]:
+        node.ClearField("metadata_props")  # source lines with local paths
+    return proto.SerializeToString()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context manager: silence the exporter's warnings, such as about optional packages."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def traced(model: GNN) -> torch.export.ExportedProgram:
@@ -178,12 +202,11 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
     an ONNX file, which needs the extra [onnx]."""
     model = trained.model.cpu().eval()
     folder.mkdir(parents=True, exist_ok=True)
-    names = (MODEL, WEIGHTS, PROGRAM, SCRIPT, ONNX)
-    there = [name for name in names if (folder / name).exists()]
+    there = [name for name in (MODEL, WEIGHTS, PROGRAM, SCRIPT, ONNX) if (folder / name).exists()]
     if there and not _is_export(folder / MODEL):
         raise ConfigError(f"{folder} holds {there[0]}, which no export has written: name another folder by --out")
     problems = []
-    weights = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in model.weights.items()}
+    weights = {name: each.clone() if isinstance(each, Tensor) else each for name, each in model.weights.items()}
     if trained.vectors is not None:
         weights[WEIGHT] = trained.vectors.cpu()
     _write(folder / WEIGHTS, lambda out: torch.save(weights, out))
@@ -201,9 +224,8 @@ def export(trained: Trained, folder: Path, *, onnx: bool = False) -> list[str]:
             _write(folder / ONNX, lambda out: out.write(content))
     except ValueError as error:
         problems.append(str(error))
-    description = described(trained)
     made = [name for name in (WEIGHTS, PROGRAM, ONNX) if (folder / name).exists()]
-    description["files"] = {name: file_hash(folder / name) for name in made}
+    description = described(trained) | {"files": {name: file_hash(folder / name) for name in made}}
     write_text_atomic(folder / MODEL, json.dumps(description, indent=1, default=str) + "\n")
     return problems
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,15 +16,13 @@ import psutil
 
 from gnnpar.comm.world import Outcome, RunHooks, World, reason_of
 from gnnpar.files import JsonDict, JsonObject, release_room, reserve_room
-from gnnpar.partition.manifest import read_manifest
-from gnnpar.settings import Cluster, Settings, show
+from gnnpar.settings import Cluster, Settings
 from gnnpar.track.console import Console, progress_lines, say
 from gnnpar.track.text import counted
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
-from gnnpar.training.result.header import KERNELS, comparable, header, installed
-from gnnpar.training.result.result import Status, read_result, remove_results, write_result
+from gnnpar.training.result.result import Status, agreed_on, header, read_result, remove_results, write_result
 
 _BURST_SHARE = 0.05
 _BUSY = "busy machine: "
@@ -62,7 +60,7 @@ class RunRecord(RunHooks):
                 self.header["others"] = line.removeprefix(_BUSY)
         remove_results(self.run_dir)
         if not self.header["restarts"]:
-            resume.clean(self.settings, self.run_dir, say)
+            resume.clean(self.settings, self.run_dir)
         reserve_room(self.run_dir)
         if self.world.how == "joined":  # in case a rank is killed; replaced by a later result
             self._write("failed", "ended without saying why")
@@ -183,21 +181,3 @@ def undercut_by_bursts(result: JsonObject) -> str:
     kib = result["paced"]["rates"]["burst_kib"]
     passed = f"after every pause links pass {share:.0%} of an epoch's bytes at once (launch.burst_kib={kib})"
     return f"paced: {passed}: its times undercut the rate; send more or lower the burst"
-
-
-def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from _flat(value, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, tree
-
-
-def agreed_on(settings: Settings) -> dict[str, str]:
-    """Return settings that must be equal on all ranks: all that can change a number, and library versions."""
-    flat = {name: show(value) for name, value in _flat(comparable(settings))}
-    folder = settings.resolved.get("shards", {}).get("folder")  # may differ between hosts
-    flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
-    names = ("gnnpar", "torch", "torch_geometric")
-    versions = {f"the version of {name}": str(installed(name)) for name in names}
-    return flat | versions | {KERNELS: os.environ.get(KERNELS, "")}

@@ -1,29 +1,172 @@
-"""result.json: a pure function of the header, plan.json, the rows of metrics.jsonl and the outcome of the run. Rank 0
-writes it at the end of the run. If the run did not complete, the process that supervises the ranks writes it."""
+"""result.json: a pure function of its header (facts of a run before it starts), plan.json, the rows of metrics.jsonl
+and the outcome of the run. Rank 0 writes it at the end of the run. If the run did not complete, the process that
+supervises the ranks writes it."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import statistics
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+import psutil
+
 from gnnpar.files import JsonDict, JsonObject, read_json, write_json_atomic
+from gnnpar.partition.manifest import read_manifest
+from gnnpar.paths import checkout_dir
 from gnnpar.placement import Plan
+from gnnpar.settings import Settings, show
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import BYTE_PHASES, PHASES, RARE_PHASES, goodness, is_complete, is_finite
-from gnnpar.training.result.header import WARMUP_EPOCHS
 
 if TYPE_CHECKING:
     import jsonschema
+
+    from gnnpar.comm.world import Links, World
 
 Status = Literal["completed", "failed", "interrupted", "skipped"]
 Row = JsonObject
 FILE = "result.json"
 LIVE = ("parameters", "optimizer", "features", "structure", "activations", "halo", "history", "host")
+WARMUP_EPOCHS = 5
+KERNELS = "GNNPAR_KERNELS"  # gnnpar_kernels.dispatch.VARIABLE; that package imports torch
+CHANGES_NUMBERS = ("strategy", "partition", "optim", "precision", "first_layer", "row_order", "seed", "task")
+CHANGES_NUMBERS += ("world_size", "tf32", "deterministic", "eval_every", "early_stopping")
+"""Settings that change losses, weights or the choice of the best epoch, and may differ on resume."""
+CHANGES_TIMES = ("comm", "launch", "device", "threads_per_rank")
+"""Settings that change only times."""
+
+
+def header(settings: Settings, world: World) -> JsonDict:
+    """Return the fields of result.json that are known before the run."""
+    provenance = "emulated" if world.how == "threads" else "measured" if world.links is None else "paced"
+    return {
+        "strategy": settings.names.get("strategy", type(settings.strategy).__name__),
+        "exactness": sorted(settings.strategy.exactness),
+        "model": settings.names.get("model", type(settings.model).__name__),
+        "dataset": dataset_name(settings),
+        "world_size": world.size,
+        "threads_per_rank": world.threads_per_rank,
+        "cores": world.cores,
+        "oversubscribed": world.oversubscribed,
+        "transport": world.backend,
+        "provenance": provenance,
+        "paced": world.links and world.links.facts(),
+        "session": " ".join(filter(None, (settings.study, os.environ.get("GNNPAR_SESSION")))) or None,
+        "block": settings.block,
+        "seed": settings.seed,
+        "device": world.device,
+        "epochs": settings.epochs,
+        "target": settings.target,
+        "config_hash": config_hash(settings, world.links),
+        "settings": comparable(settings)
+        | ({"launch": {"cuda_graph": True}} if settings.launch.cuda_graph else {})
+        | ({"kernels": forced} if (forced := os.environ.get(KERNELS)) else {}),
+        "versions": versions(),
+        "hardware": hardware(world),
+        "commit": commit(),
+        "load_before": os.getloadavg()[0],
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),  # set by torchrun
+    }
+
+
+def dataset_name(settings: Settings) -> str:
+    """Return dataset.name of the user's graph, else the name of the chosen file of conf/dataset."""
+    usual, given = vars(type(settings.dataset)).get("name"), settings.resolved["dataset"].get("name")
+    own = given if usual is not None and given != usual else None
+    return own or settings.names.get("dataset", type(settings.dataset).__name__)
+
+
+NOT_COMPARED = ("data_dir", "cache_dir", "tracker", "launch", "block", "checkpoint", "resume", "shards")
+
+
+def comparable(settings: Settings) -> JsonDict:
+    """Return the settings that can change a number."""
+    return {k: v for k, v in settings.resolved.items() if k not in NOT_COMPARED}
+
+
+def config_hash(settings: Settings, links: Links | None) -> str:
+    """Hash all settings that can change a number, including times over shaped links."""
+    relevant = comparable(settings)
+    if links is not None:
+        relevant["paced"] = links.facts()
+    text = json.dumps({"names": dict(settings.names), **relevant}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _flat(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from _flat(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, tree
+
+
+def agreed_on(settings: Settings) -> dict[str, str]:
+    """Return settings that must be equal on all ranks: all that can change a number, and library versions."""
+    flat = {name: show(value) for name, value in _flat(comparable(settings))}
+    folder = settings.resolved.get("shards", {}).get("folder")  # may differ between hosts
+    flat["shards"] = "none" if folder is None else read_manifest(Path(str(folder))).fingerprint[:12]
+    names = ("gnnpar", "torch", "torch_geometric")
+    flat |= {f"the version of {name}": str(installed(name)) for name in names}
+    return flat | {KERNELS: os.environ.get(KERNELS, "")}
+
+
+def versions() -> dict[str, str | None]:
+    """Return versions from installed metadata, without imports."""
+    return {name: installed(name) for name in ("gnnpar", "torch", "triton")} | {"python": platform.python_version()}
+
+
+@functools.cache
+def installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def hardware(world: World) -> str:
+    """Return one line: processor, cores, memory, GPUs."""
+    gib = psutil.virtual_memory().total / 2**30
+    line = f"{processor()}, {world.cores} cores, {gib:.0f} GiB"
+    if world.device == "cuda":
+        import torch
+
+        line += f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return line
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout, with + if files differ; None for an installed wheel."""
+    root = checkout_dir()
+    if root is None:
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        differs = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if differs else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def schema_path() -> Path:
@@ -136,10 +279,7 @@ def build_result(header: Row, plan: Row | None, rows: Sequence[Row], status: Sta
             "profile": hashes.get("profile", "") or (rows[0].get("profile/hash", "") if rows else ""),
         },
         "paced": links(header["paced"], timed),
-        "settings": header["settings"],
-        "versions": header["versions"],
-        "hardware": header["hardware"],
-        "commit": header["commit"],
+        **{name: header[name] for name in ("settings", "versions", "hardware", "commit")},
         "code": {},  # schema 1 requires it
     }
 
@@ -210,10 +350,7 @@ def metric(rows: Sequence[Row]) -> JsonDict:
     validated = [row for row in evaluated if row["metric/val"] is not None]
     best = max(validated, key=lambda row: goodness(row["metric/name"], row["metric/val"]), default={})
     return {
-        "name": last.get("metric/name"),
-        "train": last.get("metric/train"),
-        "val": last.get("metric/val"),
-        "test": last.get("metric/test"),
+        **{name: last.get(f"metric/{name}") for name in ("name", "train", "val", "test")},
         "best_val": best.get("metric/val"),
         "test_at_best_val": best.get("metric/test"),
         "best_epoch": best.get("epoch"),
@@ -241,18 +378,12 @@ def bytes_by_layer(timed: Sequence[Row]) -> list[float]:
 
 
 def links(facts: Row | None, timed: Sequence[Row]) -> JsonDict | None:
-    """Return the shaped links of launch=paced with the counters of their interfaces; None for other launches."""
+    """Return the shaped links of launch=paced with the counters of their interfaces; None for other launches.
+    burst_share: the share of an epoch's bytes that links pass in bursts after pauses."""
     if facts is None:
         return None
-    wire = _mean(timed, "comm/wire_bytes")
-    return {**facts, "wire_bytes_per_epoch": wire, "burst_share": burst_share(facts, wire)}
-
-
-def burst_share(links: Row, wire_bytes: float | None) -> float | None:
-    """Return the share of an epoch's bytes that links pass in bursts after pauses."""
-    if not wire_bytes:
-        return None
-    return min(1.0, links["rates"]["burst_kib"] * 1024 * links["hosts"] / wire_bytes)
+    wire, burst = _mean(timed, "comm/wire_bytes"), facts["rates"]["burst_kib"] * 1024 * facts["hosts"]
+    return {**facts, "wire_bytes_per_epoch": wire, "burst_share": min(1.0, burst / wire) if wire else None}
 
 
 def memory(rows: Sequence[Row]) -> JsonDict:
@@ -287,15 +418,12 @@ def fidelity(rows: Sequence[Row]) -> JsonDict | None:
     cosines = [row["fidelity/cosine"] for row in probes]
     errors = [row["fidelity/relative_error"] for row in probes]
     worst = max(probes, key=lambda row: row["fidelity/worst_relative_error"])
+    at = {"layer": worst["fidelity/worst_layer"], "relative_error": worst["fidelity/worst_relative_error"]}
     return {
         "probes": len(probes),
         "cosine": {"min": min(cosines), "mean": statistics.fmean(cosines), "last": cosines[-1]},
         "relative_error": {"max": max(errors), "mean": statistics.fmean(errors), "last": errors[-1]},
-        "worst": {
-            "layer": worst["fidelity/worst_layer"],
-            "relative_error": worst["fidelity/worst_relative_error"],
-            "epoch": worst["epoch"],
-        },
+        "worst": at | {"epoch": worst["epoch"]},
         "layers": probes[-1]["fidelity/layers"],
     }
 

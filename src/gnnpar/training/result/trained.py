@@ -16,6 +16,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.hetero import homogeneous
 from gnnpar.data.preprocess import Preprocess, canonical_edges, normalized
 from gnnpar.data.raw import EdgeList, checked_data, checked_features, checked_index, edge_list_of, edges_of
+from gnnpar.files import JsonDict
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
@@ -30,7 +31,6 @@ from gnnpar.track.console import complain, say
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint.files import Checkpoint
 from gnnpar.training.checkpoint.resume import EdgeFacts
-from gnnpar.training.checkpoint.state import is_extra
 from gnnpar.training.result.result import valid_result
 
 
@@ -82,10 +82,12 @@ class Trained(nn.Module):
         types, double = self.edges.sizes.types or None, self.settings.precision == "fp64"
         edge_index = checked_index("given", edges.edge_index, len(x))
         edges = EdgeList(edge_index, checked_data("given", data, edge_index.shape[1], num_types=types, double=double))
-        if unread := [f"edge_{kind}" for kind in sorted(edges.data.kinds - self.settings.model.edge_data)]:
-            raise ValueError(f"the edges have {unread[0]}, which this model does not read; leave it out")
-        if lacking := [f"edge_{kind}" for kind in sorted(self._trained_on() - given.keys())]:
-            raise ValueError(f"the model was trained on edges with {lacking[0]}, and these have none; give it")
+        if unread := sorted(edges.data.kinds - self.settings.model.edge_data):
+            raise ValueError(f"the edges have edge_{unread[0]}, which this model does not read; leave it out")
+        sizes = self.edges.sizes
+        carried = {"weight": self.edges.weighted, "type": sizes.types, "attr": sizes.attr}  # in training
+        if lacking := [kind for kind in sorted(self.settings.model.edge_data - given.keys()) if carried[kind]]:
+            raise ValueError(f"the model was trained on edges with edge_{lacking[0]}, and these have none; give it")
         if x.shape[1] != (width := self.num_features):
             raise ValueError(f"x is {tuple(x.shape)}, but the model was trained on {width} features a node")
         x, edges = (x, _sorted(edges, len(x))) if prepared else self._prepared(x, edges)
@@ -98,11 +100,6 @@ class Trained(nn.Module):
     def num_features(self) -> int:
         """Return the width of x."""
         return self.model.in_dim - (0 if self.vectors is None else self.vectors.shape[1])
-
-    def _trained_on(self) -> frozenset[str]:
-        """Return the kinds of edge data in training that the model reads."""
-        carried = {"weight": self.edges.weighted, "type": self.edges.sizes.types, "attr": self.edges.sizes.attr}
-        return frozenset(kind for kind in self.settings.model.edge_data if carried[kind])
 
     def _prepared(self, x: Tensor, edges: EdgeList) -> tuple[Tensor, EdgeList]:
         how = self.settings.dataset
@@ -164,27 +161,20 @@ def find(
         found = (checkpoint.best if which == "best" else checkpoint.latest)(folder, complain)
     if found is None:
         raise ValueError(f"{folder} has no good checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it")
-    if which == "best":
-        _say_if_lost(folder, found)
+    best = ((valid_result(folder) or {}).get("metric") or {}).get("best_epoch")
+    if which == "best" and best is not None and best + 1 != found.epoch:
+        say(f"the model of epoch {found.epoch}; that of epoch {best + 1}, the best on validation, was not kept")
     saved = found.manifest["run"]
     remedy = "with trust=True, or --trust, its code is imported and runs"
     refuse_foreign(saved["settings"], str(found.folder), remedy=remedy, named=named, trust=trust, noted=True)
     return found, build_settings(saved["settings"], saved["names"])
 
 
-def _say_if_lost(folder: Path, found: Checkpoint) -> None:
-    """Print a line if the checkpoint of the best epoch was not kept."""
-    measured = (valid_result(folder) or {}).get("metric") or {}
-    best = measured.get("best_epoch")
-    if best is not None and best + 1 != found.epoch:
-        say(f"the model of epoch {found.epoch}; that of epoch {best + 1}, the best on validation, was not kept")
-
-
 def check_weights(model: GNN, weights: Mapping[str, Any], folder: Path) -> None:
     """Raise ValueError if the weights of a checkpoint do not fit its model."""
     needed = model.weights
     for name, parameter in needed.items():
-        if name in weights and is_extra(name):
+        if name in weights and checkpoint.is_extra(name):
             continue
         given = weights.get(name)
         have = list(given.shape) if isinstance(given, Tensor) else "not there"
@@ -196,18 +186,9 @@ def check_weights(model: GNN, weights: Mapping[str, Any], folder: Path) -> None:
 
 def _shard(x: Tensor, edges: EdgeList, *, edge_ids: bool) -> Shard:
     """Return the whole graph as the only part, without labels."""
-    everywhere = torch.ones(len(x), dtype=torch.bool)
-    unknown = torch.zeros(len(x), dtype=torch.int64)
-    dataset = Dataset.of(
-        "given",
-        x=x.cpu(),
-        y=unknown,
-        edge_index=edges.edge_index,
-        edges=edges.data,
-        masks=(everywhere, everywhere, everywhere),
-        num_classes=1,
-        task="single_label",
-    )
+    unknown, everywhere = torch.zeros(len(x), dtype=torch.int64), torch.ones(len(x), dtype=torch.bool)
+    labels: JsonDict = {"y": unknown, "masks": (everywhere,) * 3, "num_classes": 1, "task": "single_label"}
+    dataset = Dataset.of("given", x=x.cpu(), edge_index=edges.edge_index, edges=edges.data, **labels)
     (comm,) = ThreadWorld(1).communicators()
     return Shard.open(dataset, unknown, comm, edge_ids=edge_ids)
 
