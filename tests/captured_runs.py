@@ -28,7 +28,7 @@ OPTIM = Adam(lr=0.02, weight_decay=1e-3, schedule="cosine", clip=0.5)
 def simulated() -> Iterator[Cuda]:
     """Inside, epochs are captured on a simulated GPU, after WARM_UP of them."""
     fake = Cuda(SimulatedGpu())
-    with mock.patch.object(captured, "cuda", fake), mock.patch.object(captured, "WARM_UP", WARM_UP):
+    with mock.patch.object(captured, "cuda", fake), mock.patch.object(captured, "WARMUP_EPOCHS", WARM_UP):
         yield fake
 
 

@@ -39,9 +39,9 @@ from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition.shard import Shard
-from gnnpar.training.captured import WARM_UP as CAPTURE
 from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.optim import Adam
+from gnnpar.training.result.result import WARMUP_EPOCHS
 from gnnpar.verify.conformance import make_job
 from gnnpar_kernels.csr import accumulate_dtype
 
@@ -49,7 +49,7 @@ FEATURES, CLASSES, PARTS = 128, 40, 8
 MODELS = dict(sorted(models(dropout=0.5).items()))
 LARGE = 10_000_000  # edges
 WARM_UP, EPOCHS = 3, 20
-CAPTURED_BY = CAPTURE + 2  # epochs before a replay is measured
+CAPTURED_BY = WARMUP_EPOCHS + 2  # epochs before a replay is measured
 SHORT = 2.0  # seconds of measured epochs that are enough, after three of them
 
 

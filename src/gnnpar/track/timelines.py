@@ -10,10 +10,8 @@ import html
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from gnnpar.files import JsonDict, write_json_atomic
+from gnnpar.files import JsonDict
 
 Row = tuple[int, str, float, float]  # rank, action text (F3@1) or phase, start seconds, end seconds
 ROWS = ("compute", "send", "receive", "phases")
@@ -57,34 +55,20 @@ def _names(free: dict[tuple[int, str], list[float]]) -> Iterator[JsonDict]:
             yield from named("thread", rank, tid, row + (f" {lane + 1}" if lane else ""), tid)
 
 
-def save_trace(file: Path, rows: Iterable[Row], facts: JsonDict) -> None:
-    write_json_atomic(file, chrome_trace(rows, facts), indent=None)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One timeline and the line above it."""
-
-    title: str
-    rows: Sequence[Row]
-
-
-def schedule_picture(panels: Sequence[Panel]) -> str:
-    """Return an SVG document: panels of timelines on one time axis, with a lane per rank. Forwards are blue, backwards
+def schedule_picture(timelines: dict[str, Sequence[Row]]) -> str:
+    """Return an SVG document: timelines by title, on one time axis, with a lane per rank. Forwards are blue, backwards
     orange, darker for later slots; waiting is grey; messages are thin lines below. Raise ValueError without rows."""
-    drawn = [panel for panel in panels if panel.rows]
-    if not drawn:
-        raise ValueError("a picture of no actions: every panel is empty")
-    rows = [row for panel in drawn for row in panel.rows]
+    if not (rows := [row for timeline in timelines.values() for row in timeline]):
+        raise ValueError("a picture of no actions: every timeline is empty")
     slots = 1 + max((int(action[3]) for row in rows if (action := _ACTION.fullmatch(row[1]))), default=0)
     scale = (_WIDTH - _LEFT - _RIGHT) / (max(end for *_, end in rows) or 1.0)  # pixels per second
     body, top = [], 8
-    for panel in drawn:
-        ranks = sorted({row[0] for row in panel.rows})
-        body.append(f'<text x="{_LEFT}" y="{top + 14}" font-weight="bold">{html.escape(panel.title)}</text>')
-        for y, rank in enumerate(ranks):
-            lane = [row for row in panel.rows if row[0] == rank]
-            body += _lane(rank, lane, top + _HEAD + y * _LANE, scale, slots)
+    for title, timeline in timelines.items():
+        ranks = sorted({row[0] for row in timeline})
+        body.append(f'<text x="{_LEFT}" y="{top + 14}" font-weight="bold">{html.escape(title)}</text>')
+        for number, rank in enumerate(ranks):
+            lane = [row for row in timeline if row[0] == rank]
+            body += _lane(rank, lane, top + _HEAD + number * _LANE, scale, slots)
         top += _HEAD + len(ranks) * _LANE + 10
     body += [*_axis(top, scale), *_legend(top + _AXIS)]
     height = top + _AXIS + 30

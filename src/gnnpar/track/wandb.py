@@ -100,10 +100,19 @@ _START_SECONDS = 60.0  # of importing wandb and starting its service process
 
 
 def open_run(config: Wandb, run_dir: Path, job: JsonObject) -> Run:
-    """Open a run on the server, or on disk if it cannot be reached; return None, with a line, if neither works."""
+    """Open a run on the server, or on disk if it cannot be reached; return None, with a line, if neither works. Console
+    capture, system statistics and saved code are off, because they disturb measurements."""
     try:
         wandb = with_timeout(_START_SECONDS, load)  # its service process may die while it starts
-        init = partial(begin, wandb, config, run_dir, identity(config, job) | {"config": settings_of(job, run_dir)})
+        quiet: JsonDict = {"silent": True, "console": "off", "x_disable_stats": True, "save_code": False}
+        limits: JsonDict = {"init_timeout": config.connect_seconds, "finish_timeout": config.upload_seconds / 2}
+        settings = wandb.Settings(**quiet, **limits, disable_git=True, finish_timeout_raises=True)
+        arguments = identity(config, job) | {"config": settings_of(job, run_dir), "dir": str(run_dir)}
+
+        def init(mode: str, run_id: str) -> Run:  # waits forever if the service process dies
+            act = partial(wandb.init, mode=mode, id=run_id, reinit="create_new", settings=settings, **arguments)
+            return with_timeout(config.connect_seconds + _START_SECONDS, act)
+
         run = connect(wandb, run_dir, init) if config.mode == "online" else None
         return run if run is not None else init("offline", uuid.uuid4().hex[:8])
     except Exception as error:
@@ -140,16 +149,6 @@ def load() -> ModuleType:
     return wandb
 
 
-def begin(wandb: ModuleType, config: Wandb, run_dir: Path, arguments: JsonObject, mode: str, run_id: str) -> Run:
-    """Call wandb.init without console capture, system statistics and saved code, which disturb measurements."""
-    quiet: JsonDict = {"silent": True, "console": "off", "x_disable_stats": True, "save_code": False}
-    limits: JsonDict = {"init_timeout": config.connect_seconds, "finish_timeout": config.upload_seconds / 2}
-    settings = wandb.Settings(**quiet, **limits, disable_git=True, finish_timeout_raises=True)
-    where: JsonDict = {"dir": str(run_dir), "project": config.project, "entity": config.entity}
-    init = partial(wandb.init, mode=mode, id=run_id, reinit="create_new", settings=settings, **where, **arguments)
-    return with_timeout(config.connect_seconds + _START_SECONDS, init)  # init waits forever if the service process dies
-
-
 def with_timeout(seconds: float, act: Callable[[], T]) -> T:
     """Return or raise the result of `act`. Raise TimeoutError after `seconds`; its thread is then abandoned."""
     done: Future[T] = Future()
@@ -168,10 +167,11 @@ def with_timeout(seconds: float, act: Callable[[], T]) -> T:
 
 
 def identity(config: Wandb, job: JsonObject) -> JsonDict:
-    """Return the arguments of wandb.init that identify a run: group, job type, name and tags."""
-    ranks = counted(job["world_size"], "rank")
-    named = (job["strategy"], job["model"], job["dataset"], ranks)
+    """Return the arguments of wandb.init that identify a run."""
+    named = (job["strategy"], job["model"], job["dataset"], counted(job["world_size"], "rank"))
     return {
+        "project": config.project,
+        "entity": config.entity,
         "group": config.group or job["study"] or None,
         "job_type": job["strategy"],
         "name": config.name or f"{' '.join(named)} seed {job['seed']}",

@@ -4,5 +4,5 @@ __main__.py, cli/train.py     the command, which assembles a run (`run_training`
 launch/launch.py              ranks as threads, or joined; started ranks go through launch/processes.py
 training/loop.py              prepare, epochs, train_epoch
 
-`loop.py` uses one file each for plans, evaluation, measurement, memory, traces, diagnosis, checkpoints and results.
+`loop.py` uses one file each for plans, measurement, traces, diagnosis, checkpoints and results.
 """

@@ -19,9 +19,6 @@ from gnnpar.parallel.keys import KeyTable
 from gnnpar.settings import Stepper
 from gnnpar.training.result.result import WARMUP_EPOCHS
 
-WARM_UP = WARMUP_EPOCHS
-"""Epochs before the capture, also left out of timing statistics."""
-
 
 class _Launches:
     """An optimizer that only launches its step, which the host prepared before the epoch."""
@@ -59,7 +56,7 @@ class CapturedEpochs:
 
     @property
     def captures(self) -> bool:
-        return self._captured is None and self._done >= WARM_UP and not self._changes
+        return self._captured is None and self._done >= WARMUP_EPOCHS and not self._changes
 
     def train_epoch(self, epoch: int) -> EpochReport:
         """Train one epoch, bit for bit as `Engine.train_epoch`. The host waits for its loss."""

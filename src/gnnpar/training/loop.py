@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gnnpar.comm import Communicator
 from gnnpar.comm.clock import perf_counter
 from gnnpar.comm.world import Host, Interrupted, World
-from gnnpar.data.dataset import Dataset, Learned, content_hash
+from gnnpar.data.dataset import Dataset, content_hash
 from gnnpar.data.tasks import Task
 from gnnpar.files import JsonDict, JsonObject, require_memory, write_json_atomic
 from gnnpar.folds.edge_data import EdgeSizes
@@ -26,7 +26,7 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.needs import orders_rows, refuse_edge_data
 from gnnpar.parallel.objective import Objective, fit_task, objective_of
-from gnnpar.partition.manifest import Manifest
+from gnnpar.partition.manifest import PARTITION, Manifest
 from gnnpar.partition.row_order import in_order
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
@@ -39,16 +39,13 @@ from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.checkpoint import files as checkpoint
 from gnnpar.training.checkpoint import resume
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
-from gnnpar.training.checkpoint.resume import EdgeFacts, Start
-from gnnpar.training.diagnose import finite_weights, first_not_finite, is_out_of_memory, out_of_memory
+from gnnpar.training.diagnose import finite_weights, is_out_of_memory, non_finite_line, out_of_memory
 from gnnpar.training.meter import EpochMeter, evaluate, fidelity, live_bytes, measure_epoch, merge
 from gnnpar.training.plans import PlanSource, make_plan
 from gnnpar.training.result.record import RunRecord
 from gnnpar.training.result.result import WARMUP_EPOCHS
 from gnnpar.training.shards import Source, source_of
 from gnnpar.training.trace import save_timelines, traced_epoch
-
-Row = JsonObject
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +56,7 @@ class NewPlan:
     dataset: Dataset | None
 
 
-Replanner = Callable[[int, Row], NewPlan | None]
+Replanner = Callable[[int, JsonObject], NewPlan | None]
 """(epoch, its row) -> a plan to continue with after the epoch, or None. Collective."""
 
 
@@ -91,7 +88,7 @@ class Training:
         record = self.record
         job = Job(record.settings, record.world, record.run_dir, self.plan_source, self.callbacks)
         if not first:
-            yield partial(train, job, start=None, tracker=Null())
+            yield partial(train, job, start=resume.Start(), tracker=Null())
             return
         restarted = record.header["restarts"] > 0
         start = resume.find(record.settings, record.run_dir, record.world.size, restarted=restarted)
@@ -110,17 +107,17 @@ class Job:
     callbacks: tuple[Callback, ...] = ()
 
 
-def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, tracker: Tracker) -> None:
+def train(job: Job, comm: Communicator, host: Host, *, start: resume.Start, tracker: Tracker) -> None:
     """Train to the end, or to the end of the epoch in which the host requests a stop. Collective. Raises Interrupted.
     tracker, start: only rank 0's are used. All ranks write their checkpoints under its `run_dir`."""
     job = replace(job, run_dir=comm.broadcast(job.run_dir.absolute()))
     try:
-        run = prepare(job, comm, host, tracker, (start if comm.rank == 0 else None) or Start())
+        run = prepare(job, comm, host, tracker, start)
         policy = CheckpointPolicy(job.settings, job.run_dir, host.stop_asked)
         while (new := epochs(run, tracker, policy)) is not None:
             run.engine.drain()
             found = checkpoint.latest(job.run_dir, say) if comm.rank == 0 else None
-            run = prepare(job, comm, host, Null(), Start(found, same_setup=False), new)
+            run = prepare(job, comm, host, Null(), resume.Start(found, same_setup=False), new)
         run.engine.drain()
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -130,12 +127,9 @@ def train(job: Job, comm: Communicator, host: Host, *, start: Start | None, trac
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """The objects that one rank trains with.
-
-    mesh: stage -> ranks of its parts. identity: the run's identity in checkpoints. restored: `Progress` of the resumed
-    checkpoint. captured: None unless epochs are replayed. predicted: the planner's prediction. replanned: rank 0's plan
-    if the run planned again.
-    """
+    """The objects that one rank trains with. mesh: stage -> ranks of its parts. identity: the run's identity in
+    checkpoints. restored: `Progress` of the resumed checkpoint. captured: None unless epochs are replayed. predicted:
+    by the planner. replanned: rank 0's plan if the run planned again."""
 
     job: Job
     comm: Communicator
@@ -170,7 +164,7 @@ def since_of(predicted: JsonObject | None) -> int:
 
 
 def prepare(
-    job: Job, comm: Communicator, host: Host, tracker: Tracker, start: Start, new: NewPlan | None = None
+    job: Job, comm: Communicator, host: Host, tracker: Tracker, start: resume.Start, new: NewPlan | None = None
 ) -> Run:
     """Build dataset, plan, shard, model, engine and optimizer of one rank, and restore a checkpoint. Collective. new: a
     plan to continue with."""
@@ -187,9 +181,9 @@ def prepare(
     if dataset is not None:
         with stopwatch(setup_seconds, "partition"):
             plan = new and new.plan
-            plan = plan or make_plan(job.plan_source, settings, job.world, dataset, model, comm.device, source, start)
-        plan.save(run_dir, part_of=source and source.part_of)
-        tracker.start(start_facts(settings, job.world, source.manifest if source else dataset, plan, model.widths))
+            plan = plan or make_plan(job, dataset, model, comm.device, source, start)
+        plan.save(run_dir, part_of=source and source.folder / PARTITION)
+        tracker.start(start_facts(job, source.manifest if source else dataset, plan, model.widths))
         for layers in plan.placement.layers_of[1:]:
             if line := model.cut_before(layers.start):
                 say(line)
@@ -200,7 +194,7 @@ def prepare(
             placement = shared.placement if plan is None else plan.placement
             shard = Shard.open(dataset, plan and plan.part_of, comm, edge_ids=model.needs_edge_ids, placement=placement)
         else:
-            shard = shard_of(source, settings, model, num_features, comm)
+            shard = source.part(settings, model, num_features, comm)
         shard = in_rows(shard, settings, task, comm).to(comm.device, types.rows)
         task = fit_task(task, shard, comm, in_parts=settings.strategy.capabilities.chunks)
         if settings.early_stopping.patience is not None:
@@ -217,8 +211,8 @@ def prepare(
         )
         engine = resume.replaying(settings, start.profile).build(context)
     optimizer = settings.optim.build(engine.named_parameters(), epochs=settings.epochs, layer_of=model.layer_of)
-    edges = EdgeFacts(shard.in_weight is not None, edge_sizes)
-    mine = resume.identity(settings, shared.hashes, job.world.size, num_features, task, shared.predicted, edges)
+    edges = resume.EdgeFacts(shard.in_weight is not None, edge_sizes)
+    mine = resume.identity(settings, shared, job.world.size, num_features, task, edges)
     restored = resume.restore(start, mine, engine, model, optimizer, comm)
     if comm.rank == 0 and engine.profile is not None:
         write_json_atomic(run_dir / "profile.json", engine.profile.as_json())
@@ -280,17 +274,6 @@ def _digest(tensor: Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().view(-1)
     data = [flat.view(torch.uint8)] if flat.numel() else []
     return content_hash(data, label=f"{tensor.dtype} {tuple(tensor.shape)}")
-
-
-def shard_of(source: Source, settings: Settings, model: GNN, num_features: int, comm: Communicator) -> Shard:
-    """Open this rank's part of shards on disk. Collective."""
-    shard = source.part(model, comm, check=settings.shards.check)
-    if settings.features != "given":
-        given, learns = num_features - settings.features_dim, Learned(settings.features_dim, settings.seed)
-        shard = replace(shard, x=shard.x[:, :given], learns=learns)
-    name = source.manifest.name
-    refuse_edge_data(settings.strategy, settings.model, shard.edge_kinds, shard.in_weight, name, settings.names)
-    return shard
 
 
 def in_rows(shard: Shard, settings: Settings, task: Task, comm: Communicator) -> Shard:
@@ -399,13 +382,13 @@ def evaluated(run: Run) -> JsonDict:
     return values | {"metric/name": run.task.metric_name, "time/evaluate_seconds": perf_counter() - began}
 
 
-def val_of(row: Row) -> float | None:
+def val_of(row: JsonObject) -> float | None:
     """Return the validation metric of a row, negated if lower is better; None without one."""
     val = row.get("metric/val")
     return None if val is None else goodness(row["metric/name"], val)
 
 
-def run_callbacks(callbacks: Sequence[Callback], epoch: int, row: Row) -> bool:
+def run_callbacks(callbacks: Sequence[Callback], epoch: int, row: JsonObject) -> bool:
     """Call all callbacks, on rank 0. Return whether one requests the end of the run."""
     asked = []
     for each in callbacks:
@@ -465,16 +448,6 @@ def train_epoch(
     return row, report.loss, everyone
 
 
-def non_finite_line(run: Run, epoch: int, loss: float) -> str:
-    """Return a line that names the non-finite number of an epoch. Collective."""
-    what = first_not_finite(run.engine, run.model, run.shard, run.comm, epoch)
-    problem = f"the loss is {loss} in epoch {epoch}"
-    if math.isfinite(loss):
-        what_broke = "the gradient" if run.optimizer.refused else "a weight after the step"
-        problem = f"{what_broke} of epoch {epoch} is not finite (loss {loss:.4g})"
-    return f"{problem}: {what}; lower optim.lr or set optim.clip"
-
-
 def memory_epoch(epochs: int) -> int:
     """Return the epoch to record allocations in: the first after the warm-up, earlier in short runs; -1: none."""
     return min(WARMUP_EPOCHS, epochs - 2) if epochs > 2 else -1
@@ -487,10 +460,9 @@ def stopwatch(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = perf_counter() - began
 
 
-def start_facts(
-    settings: Settings, world: World, graph: Dataset | Manifest, plan: Plan, widths: Sequence[int]
-) -> JsonDict:
+def start_facts(job: Job, graph: Dataset | Manifest, plan: Plan, widths: Sequence[int]) -> JsonDict:
     """Describe a run before its first epoch: scalars, one row per part, stage and layer, halo_from [P, P]."""
+    settings, world = job.settings, job.world
     facts: JsonDict = {name: settings.names.get(name) for name in ("strategy", "model")} | {"dataset": graph.name}
     facts |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "ranks": world.size}
     facts |= {"threads": world.threads_per_rank, "transport": world.backend}

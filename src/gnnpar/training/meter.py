@@ -101,9 +101,8 @@ def merge(everyone: Sequence[JsonObject]) -> JsonDict:
     if any("wire" in rank for rank in everyone):
         row["comm/wire_bytes"] = sum(rank.get("wire", 0) for rank in everyone)
     if "live" in slow:
-        peaks = [rank["peak"] for rank in everyone]
-        largest = max(range(len(everyone)), key=lambda rank: peaks[rank])
-        row |= {"memory/peak_bytes": peaks, "memory/live_bytes": everyone[largest]["live"]}
+        row["memory/peak_bytes"] = [rank["peak"] for rank in everyone]
+        row["memory/live_bytes"] = max(everyone, key=lambda rank: rank["peak"])["live"]
     if "pinned" in slow:
         row["memory/pinned_bytes"] = [rank["pinned"] for rank in everyone]
     return row
@@ -252,8 +251,7 @@ def _highest(profile: Any) -> int:  # Any: torch declares no types for kineto's 
 def live_storages() -> dict[int, int]:
     """Return address -> bytes of every storage that a Python tensor holds."""
     gc.collect()
-    tensors = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
-    return _storages(tensors)
+    return _storages(o for o in gc.get_objects() if issubclass(type(o), Tensor))
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from gnnpar.files import JsonDict
 from gnnpar.parallel.keys import to_device
 
-Named = Iterable[tuple[str, nn.Parameter]]
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
 Rate = Annotated[float, at.Gt(0)]
 Share = Annotated[float, at.Ge(0), at.Lt(1)]
@@ -80,7 +79,7 @@ class RateSchedule:
             return self.gamma ** ((epoch - self.warmup_epochs) // self.step_every)
         return 1.0
 
-    def build(self, parameters: Named, *, epochs: int, layer_of: LayerOf) -> Stepper:
+    def build(self, parameters: Iterable[tuple[str, nn.Parameter]], *, epochs: int, layer_of: LayerOf) -> Stepper:
         """Make the optimizer of some named parameters, in groups with and without weight decay."""
         named = list(parameters)
         decayed = [p for name, p in named if self._decays(name, p, layer_of)]

@@ -31,9 +31,7 @@ from gnnpar.training.shards import Source
 from gnnpar_kernels.csr import accumulate_dtype
 
 if TYPE_CHECKING:
-    from gnnpar.training.loop import Replanner, Run
-
-_REPEATS = 3
+    from gnnpar.training.loop import Job, Replanner, Run
 
 
 class PlanSource:
@@ -49,16 +47,10 @@ class PlanSource:
 
 
 def make_plan(
-    plan_source: PlanSource,
-    settings: Settings,
-    world: World,
-    dataset: Dataset,
-    model: GNN,
-    device: torch.device,
-    source: Source | None,
-    start: Start,
+    job: Job, dataset: Dataset, model: GNN, device: torch.device, source: Source | None, start: Start
 ) -> Plan:
     """Return the verified plan of a replanned checkpoint, of plan=FILE or of the plan source."""
+    settings = job.settings
     if (saved := saved_plan(start, dataset, model)) is not None:
         return saved
     if settings.plan is not None:
@@ -70,14 +62,14 @@ def make_plan(
             graph=dataset.graph_hash,
             split=dataset.split_hash,
         )
-        if plan.num_ranks != world.size:
+        if plan.num_ranks != job.world.size:
             raise ValueError(
-                f"plan={settings.plan} is for {counted(plan.num_ranks, 'rank')}, but there are {world.size}: "
+                f"plan={settings.plan} is for {counted(plan.num_ranks, 'rank')}, but there are {job.world.size}: "
                 f"set world_size={plan.num_ranks}"
             )
         return plan
     workload = replace(workload_of(settings, dataset, model, device), shards=source and source.manifest)
-    return with_strategy(plan_source.plan(settings, world, workload), settings)
+    return with_strategy(job.plan_source.plan(settings, job.world, workload), settings)
 
 
 def saved_plan(start: Start, dataset: Dataset, model: GNN) -> Plan | None:
@@ -147,7 +139,7 @@ def layer_seconds(
     activations = model.begin(graph, x)
     for i in range(model.num_layers):
         entering = tuple(t.detach() for t in activations)
-        runs = [_run(model, graph, i, x, entering) for _ in range(_REPEATS)]
+        runs = [_run(model, graph, i, x, entering) for _ in range(3)]
         activations = runs[-1][0]
         seconds.append(min(each for _, each in runs))
     return seconds
@@ -156,19 +148,16 @@ def layer_seconds(
 def _run(model: GNN, graph: WholeGraph, i: int, x: Tensor, entering: Rows) -> tuple[Rows, float]:
     """Return activations and seconds of one layer."""
     leaves = tuple(t.clone().requires_grad_() for t in entering)
-    _synchronize(x)
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
     began = perf_counter()
     activations = model.run_layer(i, graph, model.begin(graph, x) if i == 0 else leaves)
     ends = (model.end(graph, activations),) if i == model.num_layers - 1 else activations
     if wanted := [t for t in ends if t.requires_grad]:  # none for frozen layers
         torch.autograd.backward(wanted, [torch.ones_like(t) for t in wanted])
-    _synchronize(x)
-    return activations, perf_counter() - began
-
-
-def _synchronize(x: Tensor) -> None:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
+    return activations, perf_counter() - began
 
 
 def given_plan(file: Path, settings: Settings) -> Plan:

@@ -10,10 +10,12 @@ import torch
 
 from gnnpar.comm import Communicator
 from gnnpar.comm.world import World
-from gnnpar.data.dataset import Dataset
+from gnnpar.data.dataset import Dataset, Learned
+from gnnpar.files import JsonDict
 from gnnpar.folds.edge_data import Degrees, degree_histogram, merged_histogram
 from gnnpar.models.gnn import GNN
-from gnnpar.partition.manifest import PARTITION, Check, Manifest, folder_of, read_manifest, verify
+from gnnpar.parallel.needs import refuse_edge_data
+from gnnpar.partition.manifest import PARTITION, Manifest, folder_of, read_manifest, verify
 from gnnpar.partition.on_disk import in_degrees, open_part
 from gnnpar.partition.shard import Shard, comm_check
 from gnnpar.settings import ConfigError, Settings, WithLoops
@@ -81,30 +83,19 @@ class Source:
     def dataset(self, settings: Settings) -> Dataset:
         """Return the dataset without rows: its name, width, task and hashes."""
         told, none = self.manifest, torch.zeros(0, dtype=torch.int64)
-        empty = Dataset.of(
-            told.name,
-            x=torch.zeros(0, told.num_features),
-            y=none,
-            edge_index=none.expand(2, 0),
-            masks=(none.bool(), none.bool(), none.bool()),
-            num_classes=told.num_classes,
-            task=told.task,
-        )
+        rows: JsonDict = {"x": torch.zeros(0, told.num_features), "y": none, "masks": (none.bool(),) * 3}
+        rows["edge_index"] = none.expand(2, 0)
+        empty = Dataset.of(told.name, **rows, num_classes=told.num_classes, task=told.task)
         hashes = {"graph_hash": told.hashes["graph"], "split_hash": told.hashes["split"]}
         dataset = replace(empty, **hashes, edge_sizes=told.edge_sizes)
         return dataset.with_features(settings.features, settings.features_dim, settings.seed)
-
-    @property
-    def part_of(self) -> Path:
-        """Return the file of the partition, int32 [N]."""
-        return self.folder / PARTITION
 
     def degrees(self, comm: Communicator) -> Degrees:
         """Return the histogram of in-degrees of the whole graph. Collective."""
         parts = comm.gather(degree_histogram(in_degrees(self.folder, self.manifest, comm.rank)))
         return comm.broadcast(merged_histogram(parts or ()))
 
-    def part(self, model: GNN, comm: Communicator, *, check: Check) -> Shard:
+    def part(self, settings: Settings, model: GNN, num_features: int, comm: Communicator) -> Shard:
         """Open this rank's part, memory-mapped. Raise ValueError if ranks have different shards. Collective."""
         if model.needs_edge_ids and not self.manifest.edge_ids:
             raise ValueError(
@@ -115,8 +106,14 @@ class Source:
             raise ValueError(
                 f"shards={self.folder}: rank {other} has other shards than rank 0; copy the same folder to every host"
             )
-        shard = open_part(self.folder, self.manifest, comm.rank, edge_ids=model.needs_edge_ids, check=check)
+        ids, check = model.needs_edge_ids, settings.shards.check
+        shard = open_part(self.folder, self.manifest, comm.rank, edge_ids=ids, check=check)
         comm_check(comm, shard)
+        if settings.features != "given":
+            given, learns = num_features - settings.features_dim, Learned(settings.features_dim, settings.seed)
+            shard = replace(shard, x=shard.x[:, :given], learns=learns)
+        kinds, name = shard.edge_kinds, self.manifest.name
+        refuse_edge_data(settings.strategy, settings.model, kinds, shard.in_weight, name, settings.names)
         return shard
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 
 from gnnpar.comm import Communicator
-from gnnpar.files import JsonDict, write_text_atomic
+from gnnpar.files import JsonDict, write_json_atomic, write_text_atomic
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
 from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate
-from gnnpar.track.timelines import Panel, Row, save_trace, schedule_picture
+from gnnpar.track.timelines import Row, chrome_trace, schedule_picture
 from gnnpar.training.result.result import WARMUP_EPOCHS
 
 TRACE, PICTURE, TEXT = "trace.json", "schedule.svg", "schedule.txt"
@@ -39,13 +39,12 @@ def save_timelines(
     if everyone is None:
         return
     rows = [row for rank in everyone for row in rank]
-    save_trace(folder / TRACE, rows, facts)
+    write_json_atomic(folder / TRACE, chrome_trace(rows, facts), indent=None)
     if schedules := schedules_of(rows, mesh):
         measured = [row for row in rows if "@" in row[1] or row[1] in _WAITS]
         planned = "planned: median seconds of a stage's forward and backward, messages free"
         taken = f"measured: epoch {facts['epoch']}, {max(row[3] for row in measured) * 1e3:.1f} ms"
-        panels = [Panel(planned, plan_of(rows, schedules)), Panel(taken, measured)]
-        write_text_atomic(folder / PICTURE, schedule_picture(panels))
+        write_text_atomic(folder / PICTURE, schedule_picture({planned: plan_of(rows, schedules), taken: measured}))
         schedule = next(iter(schedules.values()))
         write_text_atomic(folder / TEXT, f"{grid(schedule)}\n\n{schedule}\n")
 

@@ -3,8 +3,7 @@
 checkpoint/epoch-000012/ holds one file per rank and manifest.json with the identity of the run, checksums of all files
 and the state of rank 0. It is written under another name, with fsync, and renamed at the end.
 
-A file holds a tree: a tensor, None, a bool, int, float or str, or a dict, list or tuple of trees. A NamedTuple becomes
-a tuple.
+A file holds a tree: a tensor, None, a bool, int, float, str, or a dict, list or tuple (from a NamedTuple too) of trees.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import re
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -23,24 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Communicator
-from gnnpar.files import (
-    DISK_FULL,
-    JsonDict,
-    JsonObject,
-    file_hash,
-    load_tensors,
-    read_checked_json,
-    remove,
-    sync_folder,
-    write_checked_json,
-)
+from gnnpar.files import JsonDict, JsonObject, file_hash, load_tensors, read_checked_json, remove
 from gnnpar.partition import learned
-from gnnpar.track.console import say
 
 FOLDER, MANIFEST = "checkpoint", "manifest.json"
 BEST = "best"  # the best epoch's weights, if it has no checkpoint of its own
-_PARTIAL, _OLD = ".partial", ".old"
+PARTIAL, OLD = ".partial", ".old"
 Say = Callable[[str], None]
 
 
@@ -136,65 +122,6 @@ def name_of(rank: int) -> str:
     return f"rank-{rank}.pt"
 
 
-def save(
-    folder: Path,
-    epoch: int,
-    comm: Communicator,
-    tree: JsonObject,
-    manifest: Callable[[], JsonObject],
-    *,
-    keep: int,
-    name: str,
-) -> bool:
-    """Write checkpoint/epoch-N; drop all but the last `keep` and the best. Return on rank 0 whether it was written.
-    Collective.
-
-    manifest: called on rank 0 once all files are written. name: folder name, if not empty. On a full disk, earlier
-    checkpoints stay and a line reports it.
-    """
-    final = folder / FOLDER / (name or f"epoch-{epoch:06d}")
-    partial = final.with_name(final.name + _PARTIAL)
-    mine: JsonDict = {"sha256": "", "error": "", "full": False}
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-        mine["sha256"] = write_tree(partial / name_of(comm.rank), tree)
-    except OSError as error:
-        mine |= {"error": f"{error.strerror or error} ({partial})", "full": error.errno in DISK_FULL}
-    except RuntimeError as error:  # torch's own writer raises it for a full disk
-        mine |= {"error": f"{' '.join(str(error).split())[:200]} ({partial})", "full": True}
-    everyone = comm.gather(mine)
-    if everyone is None:
-        return False
-    files = {name_of(rank): {"sha256": each["sha256"]} for rank, each in enumerate(everyone)}
-    try:
-        if problem := next((each["error"] for each in everyone if each["error"]), ""):
-            raise OSError(problem)
-        _finish(partial, final, {"schema": 1, "epoch": epoch, "time": time.time(), **manifest(), "files": files})
-    except OSError as error:
-        remove(partial)
-        full = error.errno in DISK_FULL or any(each["full"] for each in everyone)
-        stays = "the one before it stays" if full and drop_old(folder) else "those before it stay"
-        say(f"checkpoint of epoch {epoch} not written: {error}; {stays}")
-        return False
-    _keep_only({*all_folders(folder)[:keep], *_by_val(folder)[:1]}, folder)
-    return True
-
-
-def _finish(partial: Path, final: Path, manifest: JsonObject) -> None:
-    """Write the manifest and rename the folder."""
-    for stray in partial.iterdir():
-        if stray.name not in manifest["files"]:
-            remove(stray)
-    write_checked_json(partial / MANIFEST, manifest)
-    sync_folder(partial)
-    old = final.with_name(final.name + _OLD)
-    if final.exists():
-        final.rename(old)
-    partial.rename(final)
-    sync_folder(final.parent)
-    remove(old)
-
-
 def folders(run_dir: Path) -> list[Path]:
     """Return folders named as checkpoints, the latest first. Raises OSError if they cannot be listed."""
     try:
@@ -254,6 +181,11 @@ def best_val(run_dir: Path) -> float:
     return max((_number_in(folder, "val", -inf) for folder in all_folders(run_dir)), default=-inf)
 
 
+def prune(run_dir: Path, *, keep: int) -> None:
+    """Drop all checkpoints but the last `keep` and the best one on validation."""
+    _keep_only({*all_folders(run_dir)[:keep], *_by_val(run_dir)[:1]}, run_dir)
+
+
 def drop_old(run_dir: Path) -> bool:
     """Drop all checkpoints but the last valid one. Return whether there were others."""
     last = latest(run_dir, lambda line: None) if len(all_folders(run_dir)) > 1 else None
@@ -265,7 +197,7 @@ def drop_old(run_dir: Path) -> bool:
 def remove_after(run_dir: Path, epoch: int) -> None:
     """Drop checkpoints of later epochs than `epoch`, and unfinished ones."""
     _keep_only({folder for folder in all_folders(run_dir) if _epoch(folder) <= epoch}, run_dir)
-    for ending in (_PARTIAL, _OLD):
+    for ending in (PARTIAL, OLD):
         for left in (run_dir / FOLDER).glob(f"*{ending}"):
             remove(left)
 

@@ -1,4 +1,4 @@
-"""Decide on rank 0 when a run writes a checkpoint and when it ends before its last epoch."""
+"""Decide on rank 0 when a run writes a checkpoint and when it ends before its last epoch; write checkpoints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gnnpar.comm import Communicator
-from gnnpar.files import JsonDict, JsonObject
+from gnnpar.files import DISK_FULL, JsonDict, JsonObject, remove, sync_folder, write_checked_json
 from gnnpar.placement import Plan
 from gnnpar.settings import Settings
+from gnnpar.track.console import say
 from gnnpar.track.jsonl import sync_rows
 from gnnpar.training.checkpoint import files as checkpoint
 
@@ -89,19 +90,59 @@ class CheckpointPolicy:
     def _write(
         self, run: Run, done: int, tree: JsonObject, made: JsonDict, plan: Plan | None = None, name: str = ""
     ) -> bool:
-        def manifest() -> JsonDict:
+        """Write checkpoint/epoch-N, or `name`, and drop old ones. Return on rank 0 whether it was written. On a full
+        disk, earlier checkpoints stay and a line reports it. Collective."""
+        final = self._run_dir / checkpoint.FOLDER / (name or f"epoch-{done:06d}")
+        partial = final.with_name(final.name + checkpoint.PARTIAL)
+        mine: JsonDict = {"sha256": "", "error": "", "full": False}
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            mine["sha256"] = checkpoint.write_tree(partial / checkpoint.name_of(run.comm.rank), tree)
+        except OSError as error:
+            mine |= {"error": f"{error.strerror or error} ({partial})", "full": error.errno in DISK_FULL}
+        except RuntimeError as error:  # torch's own writer raises it for a full disk
+            mine |= {"error": f"{' '.join(str(error).split())[:200]} ({partial})", "full": True}
+        everyone = run.comm.gather(mine)
+        if everyone is None:
+            return False
+        files = {checkpoint.name_of(rank): {"sha256": each["sha256"]} for rank, each in enumerate(everyone)}
+        try:
+            if problem := next((each["error"] for each in everyone if each["error"]), ""):
+                raise OSError(problem)
             if not name:  # the rows of an earlier epoch are on the disk already
                 sync_rows(self._run_dir)
             if plan is not None:
                 made["plan"] = plan.as_data({name: checkpoint.name_of(0) for name in plan.arrays})
-            return made | {"run": run.identity}
-
-        return checkpoint.save(self._run_dir, done, run.comm, tree, manifest, keep=self._when.keep, name=name)
+            written = {"schema": 1, "epoch": done, "time": time.time(), **made, "run": run.identity, "files": files}
+            _finish(partial, final, written)
+        except OSError as error:
+            remove(partial)
+            full = error.errno in DISK_FULL or any(each["full"] for each in everyone)
+            stays = "the one before it stays" if full and checkpoint.drop_old(self._run_dir) else "those before it stay"
+            say(f"checkpoint of epoch {done} not written: {error}; {stays}")
+            return False
+        checkpoint.prune(self._run_dir, keep=self._when.keep)
+        return True
 
     def last_good(self) -> str:
         """Return '; the last good checkpoint is ...', or that there is none."""
         saved = checkpoint.all_folders(self._run_dir)
         return f"; the last good checkpoint is {saved[0]}" if saved else "; there is no checkpoint yet"
+
+
+def _finish(partial: Path, final: Path, manifest: JsonObject) -> None:
+    """Write the manifest and rename the folder."""
+    for stray in partial.iterdir():
+        if stray.name not in manifest["files"]:
+            remove(stray)
+    write_checked_json(partial / checkpoint.MANIFEST, manifest)
+    sync_folder(partial)
+    old = final.with_name(final.name + checkpoint.OLD)
+    if final.exists():
+        final.rename(old)
+    partial.rename(final)
+    sync_folder(final.parent)
+    remove(old)
 
 
 def random_state(device: torch.device) -> JsonDict:

@@ -24,6 +24,7 @@ from gnnpar.folds.edge_data import EdgeSizes, Schema
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.partition import learned
+from gnnpar.placement import Plan
 from gnnpar.settings import ConfigError, Settings, Stepper, instantiate, show
 from gnnpar.track import jsonl
 from gnnpar.track.console import say
@@ -153,10 +154,8 @@ def _resumes_in(settings: Settings, run_dir: Path) -> bool:
 
 def replaying(settings: Settings, profile: Path | None) -> Strategy:
     """Return the strategy, with the profile of the resumed run wherever its YAML has `profile: null`."""
-    if profile is None:
-        return settings.strategy
     data = settings.resolved["strategy"]
-    given = _with_profile(data, profile)
+    given = data if profile is None else _with_profile(data, profile)
     return settings.strategy if given == data else instantiate(given, "strategy")
 
 
@@ -183,22 +182,13 @@ class EdgeFacts(NamedTuple):
 
 
 def identity(
-    settings: Settings,
-    hashes: Mapping[str, str],
-    world_size: int,
-    num_features: int,
-    task: Task,
-    predicted: JsonObject | None,
-    edges: EdgeFacts,
+    settings: Settings, plan: Plan, world_size: int, num_features: int, task: Task, edges: EdgeFacts
 ) -> JsonDict:
-    """Return the identity of a run in its checkpoints, as plain JSON. `predicted`: by the planner, if it chose the
-    strategy. `edges`: edge data of the dataset."""
-    chosen = {"chosen": predicted.get("candidate")} if predicted else {}
+    """Return the identity of a run in its checkpoints, as plain JSON. `edges`: edge data of the dataset."""
+    chosen = {"chosen": plan.predicted.get("candidate")} if plan.predicted else {}
     sizes = edges.sizes
     told = {
-        "graph": hashes.get("graph", ""),
-        "split": hashes.get("split", ""),
-        "partition": hashes.get("partition", ""),
+        **{name: plan.hashes.get(name, "") for name in ("graph", "split", "partition")},
         "world_size": world_size,
         "strategy": {**settings.resolved.get("strategy", {}), **chosen},
         "model": settings.resolved.get("model", {}),

@@ -42,8 +42,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.training.result.result import versions
 from gnnpar.training.result.trained import Trained
 
-WEIGHTS, MODEL, PROGRAM, SCRIPT = "weights.pt", "model.json", "program.pt2", "predict.py"
-ONNX = "model.onnx"
+WEIGHTS, MODEL, PROGRAM, SCRIPT, ONNX = "weights.pt", "model.json", "program.pt2", "predict.py", "model.onnx"
 _TEMPLATE = Path(__file__).parents[2] / "templates" / "export" / "predict.txt"
 _TYPED = (
     "by type of edge has no form in plain torch, where edges have no types; load weights.pt into the class of the model"

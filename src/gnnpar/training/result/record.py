@@ -18,6 +18,7 @@ from gnnpar.comm.world import Outcome, RunHooks, World, reason_of
 from gnnpar.files import JsonDict, JsonObject, release_room, reserve_room
 from gnnpar.settings import Cluster, Settings
 from gnnpar.track.console import Console, progress_lines, say
+from gnnpar.track.jsonl import FILE, Jsonl, missing_epochs
 from gnnpar.track.text import counted
 from gnnpar.track.tracker import Tee, Tracker
 from gnnpar.training.checkpoint import files as checkpoint
@@ -105,15 +106,12 @@ class RunRecord(RunHooks):
     @contextmanager
     def tracking(self, start: resume.Start) -> Iterator[Tracker]:
         """Open metrics.jsonl and the configured tracker; at the end, write the result and pass it to them."""
-        from gnnpar.track.jsonl import FILE, Jsonl, missing_epochs
-
         settings, found = self.settings, start.found
         if found is not None and start.changed_settings:
             self.header["begun_otherwise"] = {"epochs": found.epoch, "settings": list(start.changed_settings)}
         job = {**self.header, "study": settings.study, "names": dict(settings.names), "resolved": settings.resolved}
-        done = found.epoch if found else 0
-        source, free = found and found.run_dir, self.free_disk
-        rows = Jsonl(self.run_dir, source=source, epochs_done=done, timed=start.same_setup, free=free)
+        done, source = start.epoch, found and found.run_dir
+        rows = Jsonl(self.run_dir, source=source, epochs_done=done, timed=start.same_setup, free=self.free_disk)
         tracker = Tee(trackers=(rows, settings.tracker.build(self.run_dir, settings.epochs, job)))
 
         def doing() -> str:

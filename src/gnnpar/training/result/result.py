@@ -213,9 +213,8 @@ def valid_result(run_dir: Path) -> JsonDict | None:
 def fault(result: JsonObject) -> str:
     """Return the first deviation from the schema with its place, else ''. Ignore unknown and later added fields."""
     for error in _validator().iter_errors(result):
-        if error.validator == "additionalProperties":
-            continue
-        if error.validator == "required" and error.message.split("'")[1] in _ADDED:
+        added = error.validator == "required" and error.message.split("'")[1] in _ADDED
+        if added or error.validator == "additionalProperties":
             continue
         place = ".".join(str(each) for each in error.absolute_path)[:80]
         return f"{place or 'it'}: {' '.join(error.message.split())[:160]}"

@@ -155,10 +155,8 @@ def find(
 ) -> tuple[Checkpoint, Settings]:
     """Return the checkpoint in a run's folder, or in the given checkpoint folder, and the settings of its run. named:
     settings of the caller, to trust their classes. Raises as `load` does."""
-    if checkpoint.is_checkpoint(folder):
-        found = checkpoint.read(folder)
-    else:
-        found = (checkpoint.best if which == "best" else checkpoint.latest)(folder, complain)
+    chosen = checkpoint.best if which == "best" else checkpoint.latest
+    found = checkpoint.read(folder) if checkpoint.is_checkpoint(folder) else chosen(folder, complain)
     if found is None:
         raise ValueError(f"{folder} has no good checkpoint; give the folder of a run with {checkpoint.FOLDER}/ in it")
     best = ((valid_result(folder) or {}).get("metric") or {}).get("best_epoch")
