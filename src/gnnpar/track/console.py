@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, TextIO, cast
@@ -91,12 +91,9 @@ class _Patient(io.TextIOBase):
 @contextmanager
 def patient_streams() -> Iterator[None]:
     """Context manager: flushing sys.stdout and sys.stderr, as Python does before a fork, ignores a full disk."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", _Patient(stream)) for stream in before)
-    try:
+    out, err = (cast("TextIO", _Patient(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
         yield
-    finally:
-        sys.stdout, sys.stderr = before
 
 
 def say(text: str) -> None:
@@ -115,16 +112,12 @@ def _print(stream: TextIO, line: str) -> None:
     patient.flush()
 
 
-_RANK_0_SECONDS = 10.0
-"""Time for rank 0 to print an error of all ranks: torchrun ends every rank as soon as one has ended."""
-
-
 def complain_once(text: str, *, rank: int) -> None:
     """Print the same error of all ranks of a host on its rank 0; the others wait until it is printed."""
     if rank == 0:
         complain(text)
     else:
-        time.sleep(_RANK_0_SECONDS)
+        time.sleep(10.0)  # torchrun ends every rank as soon as one has ended
 
 
 SILENT_SECONDS = 5.0
