@@ -123,10 +123,10 @@ def test_the_order_of_calls(cuda):
 class _KeysAsNumbers(CapturedEpochs):
     """What is captured draws the masks of the capture's epoch for ever."""
 
-    def _capture(self, epoch: int) -> None:
+    def _capture(self, epoch: int) -> tuple:
         launch = self._engine.launch_epoch
         self._engine.launch_epoch = lambda epoch, optimizer, keys: launch(epoch, optimizer, None)  # type: ignore[method-assign, arg-type]
-        super()._capture(epoch)
+        return super()._capture(epoch)
 
 
 def test_a_key_that_is_a_number_is_found(cuda, monkeypatch):
