@@ -9,14 +9,14 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
 from gnnpar.models.pyg.nested import holding, python_state, replaced
@@ -81,7 +81,8 @@ def _install() -> None:
         def apply(cls, run: Callable[..., object], preserve: bool, *args: object) -> object:
             if _KEPT.get() is None:
                 return reentrant.apply(run, preserve, *args)
-            with _part():
+            trains = any(isinstance(each, Tensor) and each.requires_grad for each in args)
+            with _part(), nullcontext() if trains else torch.no_grad():  # as torch: no parameter has a gradient either
                 return run(*args)
 
     def without_reentrant(*args: Any, **kwargs: Any) -> Iterator[object]:  # Any: of torch
