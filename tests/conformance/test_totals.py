@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.transforms import VirtualNode
 
 from composing import READS_ALL_NODES, WORLDS, configured, names, rest_slow
-from conformance.plain_loop import CLASSES, WIDTH, graph, plain, verdict
+from conformance.plain_loop import CLASSES, WIDTH, graph, plain, train, verdict
 from conformance.whole_nets import REFUSED, ROWS
 from gnnpar.comm import MessageTag, ThreadWorld
 from gnnpar.folds.sum import Sum
@@ -81,6 +81,15 @@ def test_graph_transformers_are_pygs(model, strategy, world):
     keys = {"auto": True} if strategy == "sar" else {}  # GCNConv's loops, which sar folds when the dataset has them
     found = judged(target, kwargs, strategy, world, **keys)
     assert found == "equal"
+
+
+def test_polynormer_with_dropout_is_the_same_on_several_ranks():
+    """Masks are keyed by row, and its forward sorts rows by graph."""
+    kwargs, data = {"dropout": 0.5, "global_dropout": 0.5}, graph(seed=1, nodes=80)
+    one, four = (
+        train("conformance.whole_nets.polynormer", kwargs, data, "graph_parallel", world, seed=0) for world in (1, 4)
+    )
+    assert four.losses == pytest.approx(one.losses, rel=1e-9)
 
 
 def test_virtual_node_is_a_node_like_others():

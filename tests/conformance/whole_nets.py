@@ -106,8 +106,8 @@ def sgformer(in_channels: int, out_channels: int, **kwargs: Any) -> nn.Module:
 
 def polynormer(in_channels: int, out_channels: int, **kwargs: Any) -> nn.Module:
     """With attention over all nodes, which PyG's class leaves off until it is told."""
-    kwargs |= {"in_dropout": 0.0, "dropout": 0.0, "global_dropout": 0.0, "local_layers": 2}
-    net = Polynormer(in_channels, 8, out_channels, **kwargs)
+    without = {"in_dropout": 0.0, "dropout": 0.0, "global_dropout": 0.0, "local_layers": 2}
+    net = Polynormer(in_channels, 8, out_channels, **(without | kwargs))
     net._global = True
     return net
 
