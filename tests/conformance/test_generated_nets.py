@@ -74,6 +74,29 @@ def test_gradient_hook_on_tensor_is_refused_in_pipeline_and_equal_elsewhere():
     assert (found.kind, "its forward calls register_hook of a tensor" in found.why) == ("refused", True), str(found)
 
 
+@pytest.mark.parametrize(("strategy", "world"), [("single", 1), ("graph_parallel", 4), ("gnnpipe", 2)])
+def test_reentrant_part_without_a_gradient_trains_nothing(strategy, world):
+    """As torch: no parameter of the part has a gradient. Its switch of gradients is refused in a pipeline."""
+    layers = [{"conv": "SAGEConv(8, 8)", "checkpoint": True}, {"conv": "SAGEConv(8, 8)"}]
+    found = judged({"seed": 4, "layers": layers, "frozen first": True}, strategy, world, dirty=True)
+    refused = "switches gradients off" in found.why
+    assert (found.kind, refused) == (("refused", True) if strategy == "gnnpipe" else ("equal", False)), str(found)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("conv", ["Half()", "HalfOfRows()", "HalfOfAttributes(); a", "FirstRow()"])
+def test_model_that_depends_on_the_order_of_edges_is_refused(conv, world):
+    found = judged({"seed": 8, "layers": [{"conv": conv}]}, "graph_parallel", world, dirty=True)
+    assert (found.kind, "depends on the order of edges" in found.why) == ("refused", True), str(found)
+
+
+def test_median_is_probed_on_a_graph_where_it_runs():
+    """PyG's median fails where node 0 has no in-edge; this message divides by the largest row of the rank."""
+    layer = {"conv": "SAGEConv(8, 8, aggr='median')", "twists": ["shadow message over largest"]}
+    found = judged({"seed": 1004, "layers": [layer]}, "graph_parallel", 4, dirty=True)
+    assert (found.kind, "mixes rows" in found.why) == ("refused", True), str(found)
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_convolution_that_caches_rows_keeps_none_of_one_node(world):
     """A strategy runs the model on one node before it trains."""

@@ -4,6 +4,7 @@ in parts, and whole on one device."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,20 +25,22 @@ _DIFFERS = 1e-6  # rows that depend on others differ by far more, sums in anothe
 
 
 def probe(settings: Settings, size: int) -> Verified:
-    """Return the evidence that a run on `size` ranks is exact. One rank computes all rows and needs none. ConfigError
-    if ranks would train another model than one device, or if a strategy is less exact than it claims."""
+    """Return the evidence that a run on `size` ranks is exact. One rank computes all rows: only the order of edges is
+    probed. ConfigError if ranks would train another model than one device, if a PyG model depends on the order of its
+    edges, or if a strategy is less exact than it claims."""
     groups = (settings.resolved.get(name) for name in ("strategy", "model"))
     own_strategy, own_model = (all(map(is_own, classes_in(group))) for group in groups)
-    if own_strategy and (own_model or size == 1):
-        return "checked"
-    if size == 1:
-        return "no"
+    alone: Verified = "checked" if own_strategy else "no"
+    if (own_strategy and own_model) or (size == 1 and not settings.model.wraps):
+        return alone
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)  # a process that forks ranks may have only one thread
     try:
-        small = _small(settings)
-        if small is None:
-            return "no"
+        small = _small(settings, size)
+        if small is not None and settings.model.wraps:
+            _refuse_order_of_edges(settings, small.graph)
+        if size == 1 or small is None:
+            return alone if size == 1 else "no"
         if not own_model:
             _refuse_mixing(settings, small)
         return "probed" if own_strategy or _confirms_exactness(settings, small) else "no"
@@ -53,21 +56,22 @@ class Small(NamedTuple):
     whole: Outcome
 
 
-def _small(settings: Settings) -> Small | None:
-    """Return the small graph and its results. Load the dataset if the model runs with its widths and rows only. None if
-    it fails there too: a rank reports the error."""
-    error, like = Exception(), None
-    for load in (lambda: None, lambda: _dataset(settings)):
+def _small(settings: Settings, size: int) -> Small | None:
+    """Return the small graph and its results. Load the dataset if the model runs with its widths and rows only. Some
+    aggregations of PyG, as the median, fail if node 0 has no edge. None if it fails there too: a rank reports the
+    error."""
+    error, like, dataset = Exception(), None, cache(lambda: _dataset(settings))
+    for load, isolated in ((lambda: None, True), (dataset, True), (dataset, False)):
         try:
             like = load()
-            graph = small_like(settings.model, like)
+            graph = small_like(settings.model, like, isolated=isolated)
             whole = train_in_threads(Single(), settings.model, graph, world=1, epochs=1)
         except Exception as raised:  # a model may raise anything on another graph
             error = raised
         else:
             if bool(whole.logits.isfinite().all()):
                 return Small(graph, whole)
-    if like is not None and _has_a_row_a_node(settings, like):
+    if size > 1 and like is not None and _has_a_row_a_node(settings, like):
         raise _refused(settings, str(cannot_run(error)))
     return None
 
@@ -93,6 +97,20 @@ def _in_parts(strategy: Strategy, settings: Settings, small: Small, parts: int) 
     """Compare a strategy with one device; return the case, and whether it differs."""
     case = compared(strategy, "", settings.model, small.graph, parts, small.whole, CPU, {"epochs": 1})
     return case, max(case.loss_error, case.worst_gradient_error, case.logits_error) > _DIFFERS
+
+
+def _refuse_order_of_edges(settings: Settings, graph: Dataset) -> None:
+    from gnnpar.verify.pyg_reference import reads_order_of_edges  # imports PyG
+
+    try:
+        found = reads_order_of_edges(settings.model, graph)
+    except Exception:  # the user's own loop may hand over more, as `batch`
+        return
+    if found:
+        raise ConfigError(
+            f"model={settings.names.get('model')}: its output depends on the order of edges in edge_index, which "
+            "gnnpar sorts by destination. Select edges by a mask, and let a message read its own edge alone"
+        )
 
 
 def _refuse_mixing(settings: Settings, small: Small) -> None:

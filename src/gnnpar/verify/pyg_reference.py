@@ -155,7 +155,19 @@ def _held(model: PyGNet) -> dict[str, int]:
     return {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> Trained:
+def reads_order_of_edges(config: ModelSource, dataset: Dataset) -> bool:
+    """Return True if PyG's own forward gives other logits for the same edges in another order. Evaluation, fp64."""
+    task, everybody = make_task(dataset.task, dataset.num_classes), torch.zeros(dataset.num_nodes, dtype=torch.int64)
+    net = config.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=SEED).double()
+    assert isinstance(net, PyGNet)
+    shard = cut(dataset, everybody, 1)[0].to(torch.device("cpu"), torch.float64)
+    order = torch.randperm(dataset.num_edges, generator=torch.Generator().manual_seed(SEED))
+    other = replace(dataset, edge_index=dataset.edge_index[:, order], edges=dataset.edges.at(order))
+    first, again, turned = (_plain_loop(net, each, task, shard, steps=0).logits for each in (dataset, dataset, other))
+    return torch.equal(first, again) and _error(turned, first) > 1e-6
+
+
+def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard, *, steps: int = STEPS) -> Trained:
     """Train the module as its user does, with dropout masks of `shard` only from gnnpar."""
     net, x, y = pyg_net.net, dataset.x.double(), dataset.y
     layout = None if pyg_net.schema is None else Layout.of(pyg_net.schema, shard.x)
@@ -185,7 +197,7 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> 
     losses, gradients = list[float](), list[dict[str, Tensor]]()
     y = y.double() if y.is_floating_point() else y
     with _recorded(pyg_net) as outputs:
-        for epoch in range(STEPS):
+        for epoch in range(steps):
             optimizer.zero_grad()
             loss = task.loss_sum(logits(epoch, training=True)[train], y[train]) / int(train.sum())
             loss.backward()
@@ -194,7 +206,7 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard) -> 
             losses.append(loss.item())
             optimizer.step()
         with torch.no_grad():
-            return Trained(losses, gradients, logits(STEPS, training=False), outputs)
+            return Trained(losses, gradients, logits(steps, training=False), outputs)
 
 
 @contextmanager

@@ -316,9 +316,9 @@ def cannot_run(error: Exception) -> Fault:
     return Fault("", f"cannot run on a graph of another size ({type(error).__name__}: {lines[0][:200]})")
 
 
-def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
+def small_like(config: ModelSource, dataset: Dataset | None = None, *, isolated: bool = True) -> Dataset:
     """Return a small graph that the model reads, with 6 features and 3 classes. With a `dataset`: its widths, its
-    number of logits, rows of its features, and its kinds of edge data."""
+    number of logits, rows of its features, and its kinds of edge data. isolated: node 0 has no edge."""
     like, classes = (
         (None, 3) if dataset is None else (dataset.edges, make_task(dataset.task, dataset.num_classes).out_dim)
     )
@@ -333,15 +333,15 @@ def small_like(config: ModelSource, dataset: Dataset | None = None) -> Dataset:
     if dataset is not None and dataset.learned is not None:
         first = torch.arange(min(41, dataset.num_nodes))
         rows = torch.cat([dataset.x[: len(first)], initial_vectors(first, *dataset.learned).to(dataset.x.dtype)], 1)
-    graph = _graph(classes=classes, rows=rows)
+    graph = _graph(classes=classes, rows=rows, first=int(isolated))
     return with_edge_data(graph, kinds if dataset is None else kinds & dataset.edges.kinds, dataset)
 
 
-def _graph(*, classes: int, rows: Tensor | None, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
-    """Return a directed graph with self loops on all nodes but the first, which has no edge."""
+def _graph(*, classes: int, rows: Tensor | None, first: int, num_nodes: int = 41, num_edges: int = 160) -> Dataset:
+    """Return a directed graph with self loops on all nodes from `first` on. Node 0 has no other edge."""
     draw = torch.Generator().manual_seed(1)
     ends = torch.randint(1, num_nodes, (2, num_edges), generator=draw)
-    edges = torch.cat([ends, torch.arange(1, num_nodes).expand(2, -1)], 1).unique(dim=1)
+    edges = torch.cat([ends, torch.arange(first, num_nodes).expand(2, -1)], 1).unique(dim=1)
     edges = edges[:, torch.argsort(edges[1] * num_nodes + edges[0])]
     x = torch.randn(num_nodes, 6 if rows is None else rows.shape[1], generator=draw)
     if rows is not None and len(rows):
