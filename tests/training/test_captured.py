@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import captured_runs
 from captured_runs import EPOCHS, WARM_UP, run, simulated
 from composing import ALIKE, PRESETS, configured, in_turn, names, settings_of
 from engines import open_rank
@@ -22,7 +23,7 @@ from gnnpar.comm.world import World
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.context import BuildContext
 from gnnpar.partition.shard import Shard
-from gnnpar.training import captured, checks, loop
+from gnnpar.training import checks, loop
 from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.checks import refuse_capture
 from gnnpar.training.optim import SGD, Adam, AdamW
@@ -131,7 +132,7 @@ class _KeysAsNumbers(CapturedEpochs):
 
 def test_a_key_that_is_a_number_is_found(cuda, monkeypatch):
     plain = run(cuda, "single", "gcn", replays=False)[0][0]
-    monkeypatch.setattr(captured, "CapturedEpochs", _KeysAsNumbers)
+    monkeypatch.setattr(captured_runs, "CapturedEpochs", _KeysAsNumbers)
     losses = run(cuda, "single", "gcn", replays=True)[0][0]
     assert losses[: WARM_UP + 1] == plain[: WARM_UP + 1]
     assert losses[WARM_UP + 1] != plain[WARM_UP + 1]
