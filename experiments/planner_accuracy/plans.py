@@ -8,7 +8,6 @@ from typing import Any  # of JSON
 import records
 from cells import Cell
 
-from gnnpar.cli.plan import strategy_yaml
 from gnnpar.config.compose import compose
 from gnnpar.planner.planned import plan_of, planned
 from gnnpar.pricing.quality import QUALITIES
@@ -27,7 +26,7 @@ def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
     for label in cell.candidates:
         job = f"{cell.name}; {label}"
         chosen = replace(found, evaluated=(evaluated[label],))
-        plan = plan_of(chosen, lambda name: strategy_yaml(overrides, name), settings)
+        plan = plan_of(chosen, lambda name: compose([*overrides, f"strategy={name}"]).resolved["strategy"], settings)
         plan.save(plans / folder_of(job))
         price, candidate = evaluated[label].price, evaluated[label].candidate
         seconds = price.seconds
