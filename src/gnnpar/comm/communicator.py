@@ -42,7 +42,7 @@ class Pending(Protocol[T_co]):
 
 @dataclass(frozen=True)
 class Mesh:
-    """ranks[stage][part]: layers are cut along the stage axis, nodes along the part axis."""
+    """`ranks[stage][part]`: layers are cut along the stage axis, nodes along the part axis."""
 
     ranks: tuple[tuple[int, ...], ...]
 
