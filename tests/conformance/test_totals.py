@@ -83,6 +83,14 @@ def test_graph_transformers_are_pygs(model, strategy, world):
     assert found == "equal"
 
 
+def test_check_runs_graph_transformers_as_pyg_does():
+    """Its reference hands over `batch`, which their forwards require."""
+    model = PyG(target="conformance.whole_nets.sgformer", kwargs={}, self_loops="keep")
+    cases = check(GraphParallel(), {"sgformer": model}, worlds=(1, 2))
+    assert {case.reference for case in cases} == {"PyG", "single device"}
+    assert all(case.passed for case in cases), cases
+
+
 def test_polynormer_with_dropout_is_the_same_on_several_ranks():
     """Masks are keyed by row, and its forward sorts rows by graph."""
     kwargs, data = {"dropout": 0.5, "global_dropout": 0.5}, graph(seed=1, nodes=80)

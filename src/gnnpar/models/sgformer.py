@@ -115,9 +115,11 @@ class ReadsAllNodes(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SGFormer(ReadsAllNodes, GCN):
-    """Configuration of SGFormer; keys of GCN configure the convolutions. encoder: without one (the authors' code for
-    small graphs), the last convolution has no norm, activation and dropout. alpha: weight of attention; the layer's
-    input has 1 - alpha. values: V has its own matrix."""
+    """Configuration of SGFormer; keys of GCN configure the convolutions.
+
+    encoder: without one (the authors' code for small graphs), the last convolution has no norm, activation and dropout.
+    alpha: weight of attention; the layer's input has 1 - alpha. values: V has its own matrix.
+    """
 
     graph_weight: Annotated[float, Ge(0.0), Le(1.0)] = 0.8
     combine: Literal["add", "cat"] = "add"

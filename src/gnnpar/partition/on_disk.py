@@ -1,4 +1,4 @@
-"""Shards on disk, one folder per rank: write those of `shard.cut` while reading the graph in chunks, and open one.
+"""Shards on disk, one folder per rank: cut a graph as `shard.cut` while reading it in chunks, and open a shard.
 
 Memory of writing: O(nodes) and a chunk. Edges inside a part are written to its block, edges between parts to one
 scratch file per pair until their sources are known. The folder has a temporary name until the manifest is written.

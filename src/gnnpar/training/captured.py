@@ -38,8 +38,11 @@ class _Launches:
 
 
 class CapturedEpochs:
-    """Captured epochs of one engine on one GPU. All ranks capture and replay the same epochs. model: its modules.
-    captures: the next epoch will be captured; its time does not count. Raises TypeError without launch_epoch."""
+    """Captured epochs of one engine on one GPU. All ranks capture and replay the same epochs.
+
+    model: the modules of the engine. captures: True if the next epoch will be captured; its time does not count. Raises
+    TypeError for an engine without launch_epoch.
+    """
 
     def __init__(self, engine: object, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module) -> None:
         if not isinstance(engine, Capturable):

@@ -127,9 +127,12 @@ def train(job: Job, comm: Communicator, host: Host, *, start: resume.Start, trac
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """The objects that one rank trains with. mesh: stage -> ranks of its parts. identity: the run's identity in
-    checkpoints. restored: `Progress` of the resumed checkpoint. captured: None unless epochs are replayed. predicted:
-    by the planner. replanned: rank 0's plan if the run planned again."""
+    """The objects that one rank trains with.
+
+    mesh: stage -> ranks of its parts. identity: the run's identity in checkpoints. restored: `Progress` of the resumed
+    checkpoint. captured: None unless epochs are replayed. predicted: by the planner. replanned: rank 0's plan if the
+    run planned again.
+    """
 
     job: Job
     comm: Communicator

@@ -30,9 +30,12 @@ from gnnpar.training.shards import unlike_rank
 
 @dataclass(frozen=True)
 class Prediction:
-    """The launcher's `Work` for prediction. trained: the folder of a checkpoint. scratch: folder for the plan. partial:
-    rank 0's file, renamed to `out` at the end. pairs: a file [n, 2] of node pairs to score instead. remedy: advice in
-    the error for another graph than the run's; empty to allow any graph."""
+    """The launcher's `Work` for prediction.
+
+    trained: the folder of a checkpoint. scratch: folder for the plan. partial: rank 0's file, renamed to `out` at the
+    end. pairs: a file [n, 2] of node pairs to score instead. remedy: advice in the error for another graph than the
+    run's; empty to allow any graph.
+    """
 
     settings: Settings
     world: World

@@ -104,7 +104,7 @@ def _refuse_order_of_edges(settings: Settings, graph: Dataset) -> None:
 
     try:
         found = reads_order_of_edges(settings.model, graph)
-    except Exception:  # the user's own loop may hand over more, as `batch`
+    except Exception:  # a model may raise anything on another graph
         return
     if found:
         raise ConfigError(

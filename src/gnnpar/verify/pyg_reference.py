@@ -133,9 +133,9 @@ def difference(config: ModelSource, dataset: Dataset, tolerance: float, given: D
         reports = [engine.train_epoch(epoch, optimizer, keep_gradient=True) for epoch in range(STEPS)]
     mine = Trained([r.loss for r in reports], [r.gradient or {} for r in reports], engine.predict(), outputs)
     pyg = _plain_loop(pyg_net, given, task, shard)
-    first = next(
-        (name for (name, a), (_, b) in zip(mine.outputs, pyg.outputs, strict=False) if _error(a, b) > tolerance), ""
-    )
+    pairs = ((name, a, b) for (name, a), (_, b) in zip(mine.outputs, pyg.outputs, strict=False))
+    alike = ((name, a.reshape(b.shape) if a.numel() == b.numel() else a, b) for name, a, b in pairs)  # [1, N, F] too
+    first = next((name for name, a, b in alike if _error(a, b) > tolerance), "")
     gradients = dict[str, float]()
     for got, expected in zip(mine.gradients, pyg.gradients, strict=True):
         least = rounding(expected.values(), dataset.num_nodes)
@@ -180,13 +180,18 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard, *, 
         for kind, name in edge_arguments(net).items()
         if kind in carried or asked[name].default is inspect.Parameter.empty
     }
+    if "batch" in asked and asked["batch"].default is inspect.Parameter.empty:
+        arguments["batch"] = torch.zeros(dataset.num_nodes, dtype=torch.int64)
+
+    # SGFormerAttention multiplies rows by ones of torch's default dtype
+    ones = "SGFormerAttention" in {type(each).__name__ for each in net.modules()}
+    of_net = torch.float64 if ones else torch.get_default_dtype()
 
     def logits(epoch: int, *, training: bool) -> Tensor:
         net.train(training)
         view = WholeGraph(shard, Pass(SEED, epoch, training=training))
-        with (
-            keyed_dropout(view, len(y), layout, edge_ids=torch.arange(dataset.num_edges)) if training else nullcontext()
-        ):
+        ids = torch.arange(dataset.num_edges)
+        with keyed_dropout(view, len(y), layout, edge_ids=ids) if training else nullcontext(), _new_tensors(of_net):
             out = answer_of(net(x, edges, **arguments), typed=layout is not None)
         if layout is not None:
             return layout.logits(layout.marked(out), task.out_dim)
@@ -207,6 +212,17 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard, *, 
             optimizer.step()
         with torch.no_grad():
             return Trained(losses, gradients, logits(steps, training=False), outputs)
+
+
+@contextmanager
+def _new_tensors(dtype: torch.dtype) -> Iterator[None]:
+    """Within the context, new tensors have this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager

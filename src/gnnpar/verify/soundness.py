@@ -61,8 +61,8 @@ class _Count:
 
 @dataclass(eq=False)
 class _CountedGraph(WholeGraph):
-    """The whole graph on one device, with a count of aggregations. Moments are fixed, and totals are those of the first
-    run, in order, so that all else must be row-local. totals: filled by the first run; None: not fixed."""
+    """The whole graph on one device, with a count of aggregations. Moments and totals are fixed, so that all else must
+    be row-local. totals: of the first run, in order; None: not fixed."""
 
     count: _Count = field(default_factory=_Count)
     totals: list[Tensor] | None = None
