@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 from functools import cache
-from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -41,35 +40,6 @@ def rest_slow(strategies: Iterable[str], *others: str) -> list[Any]:
     """Parameters of a test; a strategy that is another one with parts left out is tried in test-all alone, and so are
     `others`, whose parts are tried one by one."""
     return [pytest.param(s, marks=pytest.mark.slow) if s in {*PRESETS, *others} else s for s in strategies]
-
-
-def covering(*axes: Iterable[Any], together: int = 2, rest: Iterable[Any] = ()) -> list[Any]:
-    """Parameters of a test over the product of `axes`. Few cases hold all combinations of the values of any `together`
-    axes, values of `rest` aside; all others run in test-all alone."""
-    cases, slow = list(product(*map(list, axes))), list(rest)
-    quick = {i: _parts(case, together) for i, case in enumerate(cases) if not any(value in slow for value in case)}
-    chosen, missing = set[int](), set[str]().union(*quick.values())
-    while missing:
-        best = max(quick, key=lambda i: len(missing & quick[i]))
-        chosen.add(best)
-        missing -= quick[best]
-    return [pytest.param(*case, marks=() if i in chosen else pytest.mark.slow) for i, case in enumerate(cases)]
-
-
-def in_turn(first: Iterable[Any], *axes: Iterable[Any]) -> list[Any]:
-    """The same of a product whose first axis meets each combination of the others in the same code. Few cases hold all
-    values of `first` and all combinations of `axes`, in turn."""
-    values, rest = list(first), list(product(*map(list, axes)))
-    chosen = {(i % len(values), i % len(rest)) for i in range(max(len(values), len(rest)))}
-    return [
-        pytest.param(value, *others, marks=() if (i, j) in chosen else pytest.mark.slow)
-        for i, value in enumerate(values)
-        for j, others in enumerate(rest)
-    ]
-
-
-def _parts(case: tuple[Any, ...], together: int) -> set[str]:
-    return {repr(part) for part in combinations(enumerate(case), together)}
 
 
 @cache

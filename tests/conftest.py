@@ -30,6 +30,27 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all cases of a test with `quick(n)` as slow but n. These n have as many values of the parameters as n cases
+    can have."""
+    cases: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for left in cases.values():
+        marker, seen = left[0].get_closest_marker("quick"), set[str]()
+        if marker is None:
+            continue
+        for _ in range(min(len(left), marker.args[0])):
+            values = [{f"{name}={value!r}" for name, value in case.callspec.params.items()} for case in left]
+            best = max(range(len(left)), key=lambda i: len(values[i] - seen))
+            seen |= values[best]
+            left.pop(best)
+        for case in left:
+            case.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """Collections skip what imports left, a million objects: every training asks for two of them."""
     gc.collect()

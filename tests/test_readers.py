@@ -83,6 +83,7 @@ def reads_or_says_why(reader: Callable[[Path], Any], file: Path) -> None:
         assert str(file) in text or str(file.parent) in text, text
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", READERS)
 @FUZZ
 @given(data=st.data())
@@ -101,6 +102,7 @@ def test_bytes_that_are_damaged(run: Path, name: str, data: st.DataObject) -> No
         file.write_bytes(whole)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [name for name in READERS if name.endswith(".json")])
 @FUZZ
 @given(data=st.data())

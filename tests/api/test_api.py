@@ -91,6 +91,7 @@ def test_train_gives_result_history_and_model():
     assert (Path("run") / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_name_a_class_and_an_instance_are_the_same_model():
     losses = [
         list(gnnpar.train(model, graph(), strategy="single", folder=f"run{i}", **QUICK).history["loss/train"])
@@ -244,6 +245,7 @@ def test_an_undirected_networkx_graph_has_both_directions():
     assert sorted(map(tuple, data.edge_index.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("model", "data", "further", "line"),
     [
@@ -415,6 +417,7 @@ print(run.result["status"], run.result["transport"], flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", [pytest.param(False, marks=pytest.mark.slow), True], ids=["script", "notebook"])
 def test_class_of_the_script_is_refused_and_no_guard_is_needed(tmp_path, notebook):
     """A notebook has no file for its main module, as a program that is read from a pipe."""
@@ -655,6 +658,7 @@ for place in (("graph_parallel", 2, "gloo"), ("single", 1, "gloo"), ("graph_para
 """
 
 
+@pytest.mark.slow
 def test_torch_settings_of_the_caller_change_no_numbers(tmp_path: Path) -> None:
     """Forked ranks inherit the caller's default type and autocast, others do not."""
     (tmp_path / "program.py").write_text(STATES)

@@ -64,6 +64,7 @@ def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> No
     assert job_overrides(made.variants()[1], 7, 2) == ["a=1", "tracker=jsonl", "seed=7", "block=2"]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -119,6 +120,7 @@ def test_second_study_of_a_running_folder_keeps_its_study_file(
     assert Path("multirun/study/study.yaml").read_text() == "of the first"
 
 
+@pytest.mark.slow
 def test_table_of_ablate_equals_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

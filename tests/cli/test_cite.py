@@ -32,6 +32,7 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
     assert text.startswith("@software{gnnpar,")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("strategy", "key"),
     [

@@ -96,6 +96,7 @@ def test_check_passes_for_the_projects_strategy(capsys: pytest.CaptureFixture) -
     assert "4 of 4 cases pass" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_check_covers_every_model_and_what_the_strategy_can_run_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_check_of_a_wrong_own_strategy_fails(run_here: Run, tmp_path: Path, monk
     assert run_here("check", "strategy=wrong", "codec=identity", "model=gcn", "--worlds", "2").returncode == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("flag", ["--cfg job", "-m"])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_flags_may_stand_anywhere_among_overrides(run_here: Run, flag: str, at: int) -> None:

@@ -106,6 +106,7 @@ def test_folder_named_as_a_key_is_no_group(
     assert "an override, or a key of hydra, cannot be used (" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_wrong_hydra_values_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import make_job, small_graph
 
 
+@pytest.mark.slow
 def test_new_files_pass_their_tests_and_lint(tmp_path: Path) -> None:
     """The tests hold conformance, bytes, the model's formula and the codec's laws."""
     for kind in new.KINDS:

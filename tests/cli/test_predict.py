@@ -42,6 +42,7 @@ def expected(run_dir: Path, overrides: tuple[str, ...] = ()) -> np.ndarray:
         return model(data.x, data.edge_index, prepared=True).numpy()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "chosen",
     [("strategy=single",), ("strategy=sar", *MANY), ("strategy=gnnpipe", "world_size=2", *MANY[1:])],
@@ -83,6 +84,7 @@ def test_wrong_prediction_is_one_line(arguments, code: int, line: str, run_dir: 
     assert not list(run_dir.glob("predictions.npy"))
 
 
+@pytest.mark.slow
 def test_files_made_from_an_earlier_run_are_moved_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +121,7 @@ def test_price_of_a_plan_with_another_first_layer_is_left_out(tmp_path: Path, mo
         assert (result.get("predicted") is not None) == said
 
 
+@pytest.mark.slow
 def test_another_graph_is_prepared_as_that_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     r = np.random.default_rng(0)
     file = tmp_path / "g.npz"

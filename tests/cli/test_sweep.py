@@ -117,6 +117,7 @@ def test_killed_sweep_runs_the_missing_jobs_again(run_cli: Run, folder: Path, ca
     assert told["counts"] == {"done": 4}
 
 
+@pytest.mark.slow
 def test_job_with_another_seed_has_a_folder_of_its_own(folder: Path) -> None:
     assert run("train", ["-m", *TINY, "seed=0"]) == 0
     assert run("train", ["-m", *TINY, "seed=1,0", "data_dir=elsewhere"]) == 0
@@ -127,6 +128,7 @@ def test_job_with_another_seed_has_a_folder_of_its_own(folder: Path) -> None:
     assert len(sessions) == 2
 
 
+@pytest.mark.slow
 def test_wrong_job_of_a_sweep_is_refused_and_others_run(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert run("train", ["-m", *TINY, "seed=0", "epochs=0,1"]) == 1
     assert ran(folder) == [0]
@@ -142,6 +144,7 @@ def test_wrong_job_of_a_sweep_is_refused_and_others_run(folder: Path, capsys: py
     assert "the sweep asks for more than 100,000 jobs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_keys_of_a_swept_group_are_those_of_its_jobs(folder: Path, capsys: pytest.CaptureFixture) -> None:
     swept = [*(o for o in TINY if o != "strategy=single"), "dataset.num_features=8", "strategy=gnnpipe,hybrid"]
     assert run("train", ["-m", *swept, "model.num_layers=2", "strategy.chunks=2"]) == 0  # the default has no chunks
@@ -196,6 +199,7 @@ def test_terminal_shows_the_sweep_and_jobs_are_silent(monkeypatch: pytest.Monkey
     assert len(looked) >= 3  # at the start, twice a second, at the end
 
 
+@pytest.mark.slow
 def test_job_that_differs_in_an_unread_key_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture) -> None:
     sweep = [word for word in TINY if not word.startswith(("strategy=", "world_size="))]
     argv = ["-m", *sweep, "strategy=single,graph_parallel", "codec=identity,drop", "comm=threads", "world_size=2"]

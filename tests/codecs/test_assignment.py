@@ -32,6 +32,7 @@ def instance(seed, *, ranks=2, groups=60, weight=0.5, hidden=0.0, budget=None, e
     return BitProblem(tuple(pairs), ranks, weight, hidden)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("exact", [False, True], ids=["proxy", "exact"])
 @pytest.mark.parametrize(("ranks", "groups"), [(2, 60), (2, 300), (3, 40), (4, 20)])
 @pytest.mark.parametrize("seed", range(3))

@@ -119,6 +119,7 @@ def test_rounding_is_made_up_for_in_later_epochs() -> None:
     assert min(plain) > 0.3 * plain[0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "strategy", [GraphParallel(overlap="none"), GraphParallel(), SAR()], ids=["none", "edges", "sar"]
 )
@@ -143,6 +144,7 @@ def test_the_first_epoch_is_uniform_and_differences_as_they_are_are_exact(strate
     assert runs["delta"].traffic[0] == runs["uniform"].traffic[0]
 
 
+@pytest.mark.slow
 def test_a_run_without_dropout_sends_less_and_less() -> None:
     still, uniform = (
         train_in_threads(GraphParallel(codec=codec), STILL, small_graph(), world=3, epochs=12)

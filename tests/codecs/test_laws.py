@@ -15,6 +15,7 @@ from gnnpar.comm import RowLike
 from gnnpar.verify.codec_laws import check_codec
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", names("codec"))
 def test_every_codec_keeps_them(codec: str) -> None:
     laws = check_codec(configured("codec", codec))
@@ -64,6 +65,7 @@ class Wrong(ConfigDefaults):
         return _Wrong(Identity().build(lists, comm, seed), self.how)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("how", "law", "words"),
     [

@@ -30,6 +30,7 @@ def moments(message: Message, x: torch.Tensor, draws: int = DRAWS):
     return errors.mean(0), errors.var(0, unbiased=False), errors.abs().amax(0)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_have_the_mean_and_the_variance_of_theory(kind, bits):

@@ -23,6 +23,7 @@ def test_exchange_delivers_and_counts(kind, size):
         assert result["again"].bytes == {}, "a drained ledger starts afresh"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_messages_travel_both_ways_at_once(kind):
     assert run_world(kind, 2, large_two_way) == [True, True]

@@ -68,6 +68,7 @@ def test_more_ranks_than_gpus_are_refused_without_share_gpu(monkeypatch):
     assert launch.world_of(settings).device == "cuda"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("strategy", "world"),
     [

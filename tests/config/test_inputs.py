@@ -46,6 +46,7 @@ def test_references_inside_a_plan_are_refused(dataset: dict[str, str], line: str
         with_references({"dataset": dataset}, written, before)
 
 
+@pytest.mark.slow
 def test_experiment_beside_a_plan_is_refused_where_both_set_a_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def test_config_yaml_has_what_a_plan_brings(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_plan_prices_its_own_model_and_keeps_its_parts(tmp_path: Path) -> None:
     made_for = ["dataset=sbm", "dataset.num_nodes=300", "topology=two_nodes", "--no-measure", "world_size=2"]
     assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
@@ -114,6 +116,7 @@ def test_plan_prices_its_own_model_and_keeps_its_parts(tmp_path: Path) -> None:
         assert (read_json(tmp_path / run_dir / "result.json")["predicted"] is not None) == priced
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["null", "a,b", "k=v", "it's", "1e3", "shards-2", "a b/c", "nan"])
 def test_printed_value_is_read_back_as_the_same_path(name: str) -> None:
     assert compose([f"profile={as_value(name)}"]).profile == Path(name)

@@ -69,6 +69,7 @@ def is_accepted(given: list[str], place: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_random_overrides_are_accepted_or_refused_in_one_line(tmp_path: Path) -> None:
     accepted = [is_accepted(overrides(number), tmp_path) for number in range(CASES)]
     assert any(accepted) and not all(accepted)

@@ -86,6 +86,7 @@ def test_wrong_value_is_one_line(override: str, line: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -105,6 +106,7 @@ def test_wrong_fields_of_sar(override: str, line: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -137,6 +139,7 @@ def test_period_longer_than_the_run_is_refused() -> None:
         compose(["codec=uniform", "codec.bits=3"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -338,6 +341,7 @@ class Broken(Net):
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("target", "width", "line"),
     [

@@ -67,6 +67,7 @@ def spread(config, codec, draws: int = 20) -> Spread:
 BOTH = [GCN, pytest.param(SAGE, marks=pytest.mark.slow)]  # hundreds of gradients each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", BOTH)
 def test_gradient_variance_falls_with_bits(config):
     two, four, eight = (
@@ -79,6 +80,7 @@ def test_gradient_variance_falls_with_bits(config):
     assert 2.5 < (adaptive.mean_bits or 0) < 3.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", BOTH)
 def test_adaptive_bits_are_worth_their_bytes(config):
     """At the bytes of 4 bits throughout, and at those of bits drawn at random from 2, 4, 8. Weighing rows by gradients
@@ -127,6 +129,7 @@ def test_link_costs_decide_and_come_from_a_file(tmp_path):
     assert runs[0].traffic[2] != even.traffic[2]
 
 
+@pytest.mark.slow
 def test_the_bias_of_the_gradient_is_an_l2_term():
     """Y = Q(H) W: the same noise is in the activation and in its weight's gradient, so that
     E[Q^T (Q W - Y)] = H^T (H W - Y) + diag(variance of the columns) W. No test may claim an unbiased gradient."""

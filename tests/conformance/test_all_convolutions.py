@@ -22,6 +22,7 @@ def test_all_convolutions_of_pyg_are_in_the_list():
     assert len(VARIANTS) >= 150
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("variant", "strategies"), [*QUICK, *ALL])
 def test_variants_train_as_in_pyg_or_are_refused(variant, strategies):
     found = verdicts(variant, strategies=strategies)

@@ -38,6 +38,7 @@ def assert_rounded(narrow: Outcome, wide: Outcome) -> None:
     assert {g.dtype for g in narrow.gradients[0].values()} == {torch.float32}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("strategy", names("strategy"))
 def test_every_strategy_sends_half_the_bytes_and_is_off_by_its_roundings(strategy):
     config = configured("strategy", strategy)
@@ -55,6 +56,7 @@ def test_every_strategy_sends_half_the_bytes_and_is_off_by_its_roundings(strateg
                 assert 2 * nbytes == theirs[phase], phase
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("model", names("model"))
 def test_every_model_is_off_by_its_roundings(model):
     wide = trained(Single(), model, 1, torch.float64)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from composing import WORLDS, configured, covering, in_turn, names
+from composing import WORLDS, configured, names
 from gnnpar.codecs.codec import BFloat16, CodecConfig, Drop, Identity
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import CodedExchange, Communicator, RowLists, ThreadWorld
@@ -69,7 +70,8 @@ def differ(one: Outcome, other: Outcome) -> float:
     return max(worst, losses, float(relative_error(one.logits, other.logits)))
 
 
-@pytest.mark.parametrize(("model", "overlap"), covering(MODELS, ["edges", "none", "central_marginal"], together=1))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("model", "overlap"), product(MODELS, ["edges", "none", "central_marginal"]))
 def test_every_model_equals_the_single_device(model: str, overlap: Overlap) -> None:
     data, config = DATA.get(model, small_graph()), model_of(model)
     alone = train_in_threads(Single(), config, data, world=1)
@@ -81,9 +83,10 @@ def test_check_passes_on_one_to_four_ranks() -> None:
     assert_passed(check(COVER, {name: model_of(name) for name in ("gcn", "gat")}))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("model", "codec", "dtype"),
-    in_turn(MODELS, [Identity(), BFloat16(), Uniform(bits=4)], [torch.float32, torch.float64]),
+    product(MODELS, [Identity(), BFloat16(), Uniform(bits=4)], [torch.float32, torch.float64]),
 )
 def test_bytes_equal_the_formula_and_are_fewer(model: str, codec: CodecConfig, dtype: torch.dtype) -> None:
     data, strategy = DATA.get(model, small_graph()), replace(COVER, codec=codec)
@@ -116,6 +119,7 @@ def test_a_cached_first_layer_keeps_what_arrived(model: str) -> None:
     assert cached.traffic[1]["forward"] < cached.traffic[0]["forward"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -141,6 +145,7 @@ def test_late_sums_are_sums_of_late_rows(strategy: PipeGCN | Digest) -> None:
             assert covered.traffic == kept.traffic
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("weights", [(1, 1), (2, 3), (136, 152), (3, 1)])
 def test_no_cover_is_lighter(weights: tuple[int, int]) -> None:
     """Against integer programming."""

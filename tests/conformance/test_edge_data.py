@@ -90,6 +90,7 @@ def _cases() -> list[Any]:
     return found
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("model", "name"), _cases())
 def test_every_strategy_equals_the_single_device(model: str, name: str) -> None:
     """In its exact limit, and where it has an oracle, that; dropout on."""
@@ -113,6 +114,7 @@ def test_a_cached_first_layer(model: str, name: str) -> None:
     assert case.passed, case
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("config", "dataset", "changes"),
     [
@@ -134,6 +136,7 @@ def two_kinds() -> Dataset:
     return data
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("config", "dataset", "rules"),
     [
@@ -200,6 +203,7 @@ WHOLE = ["GATConv", "GATv2Conv", "GENConv", "PNAConv"]
 ROWS = "pyg_nets.Rows"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", rest_slow(MAPPED + WHOLE, "CGConv", "ResGatedGraphConv", "GATConv", "GENConv"))
 def test_equals_pyg_and_is_the_same_on_four_ranks(kind: str) -> None:
     more = {"norm": "layer"} if kind == "GENConv" else {}
@@ -211,6 +215,7 @@ def test_equals_pyg_and_is_the_same_on_four_ranks(kind: str) -> None:
     assert bool(model.whole_neighborhoods) == (kind in WHOLE)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("aggr", "hidden"), [("add", 6), ("mean", 6), ("max", 6), ("add", 2), ("mean", 2)])
 def test_weights_that_a_model_makes_of_attributes(aggr: str, hidden: int) -> None:
     """With hidden=2, both sums change places with their matrices."""
@@ -331,6 +336,7 @@ def test_what_does_not_read_them_says_so_in_one_line(run_here: Run, tmp_path: Pa
 NPZ = ("dataset=npz", "dataset.path=g.npz", "partition=range")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["weight", "attr"])
 def test_a_run_from_shards_has_the_losses_of_one_without(kind: str, run_here: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", **(attributed() if kind == "attr" else arrays(edge_weight=by_ends())))

@@ -62,6 +62,7 @@ def configured_dropout() -> Any:
     return EdgeDropout(0.5, 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [
@@ -115,6 +116,7 @@ def test_bytes_are_those_of_the_formula_whatever_the_cut() -> None:
         assert epoch["forward"] == epoch["backward"] == expected
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("codec", [BFloat16(), Uniform(bits=8), Random(menu=(4, 8), period=1), Drop()], ids=str)
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_codecs_change_what_travels(model: str, codec: Any) -> None:

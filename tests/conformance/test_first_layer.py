@@ -1,8 +1,10 @@
 """first_layer=cached: the same numbers, and nothing of the features travels after the first epoch."""
 
+from itertools import product
+
 import pytest
 
-from composing import configured, in_turn
+from composing import configured
 from gnnpar.codecs.codec import Drop
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.single.strategy import Single
@@ -18,7 +20,8 @@ def config_of(model, p):
     return configured("model", model, f"model.hidden={HIDDEN}", f"model.input_dropout={p}", *order)
 
 
-@pytest.mark.parametrize(("model", "p"), in_turn(LIVE, [0.0, 0.4]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("model", "p"), product(LIVE, [0.0, 0.4]))
 def test_cached_equals_live_and_sends_less(model, p):
     config, data = config_of(model, p), small_graph()
     (live, alone), (uncached, cached) = (

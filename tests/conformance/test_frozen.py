@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from composing import configured, covering, names, rest_slow
+from composing import configured, names, rest_slow
 from engines import Rank, on_ranks
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
@@ -88,6 +89,7 @@ def same_as_in_torch(job: Job, optim: str = "adamw") -> None:
     assert merged.keys() == before.keys()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("strategy", rest_slow(names("strategy")))
 def test_frozen_and_unread_parameters_stay_under_every_strategy(strategy: str) -> None:
     config, limit = model_of(FROZEN["part of a layer"]), configured("strategy", strategy).exact_limit()
@@ -97,9 +99,10 @@ def test_frozen_and_unread_parameters_stay_under_every_strategy(strategy: str) -
     same_as_in_torch(job_of(limit, config, world=world))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("strategy", "frozen", "optim"),
-    covering([GraphParallel(), GNNPipe(chunks="one", remat="layer")], FROZEN, OPTIMIZERS),
+    product([GraphParallel(), GNNPipe(chunks="one", remat="layer")], FROZEN, OPTIMIZERS),
 )
 def test_any_part_may_be_frozen_with_any_optimizer(strategy: Any, frozen: str, optim: str) -> None:
     same_as_in_torch(job_of(strategy, model_of(FROZEN[frozen]), optim), optim)

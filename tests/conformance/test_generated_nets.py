@@ -29,6 +29,7 @@ def test_generated_models_train_as_in_pyg_or_are_refused_in_a_line(batch):
 NORM = "nn.Sequential(nn.Linear({0}, {1}), nn.BatchNorm1d({1}), nn.Linear({1}, {2}))"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize(
     ("conv", "world", "twists", "line"),
@@ -74,6 +75,7 @@ def test_gradient_hook_on_tensor_is_refused_in_pipeline_and_equal_elsewhere():
     assert (found.kind, "its forward calls register_hook of a tensor" in found.why) == ("refused", True), str(found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("strategy", "world"), [("single", 1), ("graph_parallel", 4), ("gnnpipe", 2)])
 def test_reentrant_part_without_a_gradient_trains_nothing(strategy, world):
     """As torch: no parameter of the part has a gradient. Its switch of gradients is refused in a pipeline."""
@@ -83,6 +85,7 @@ def test_reentrant_part_without_a_gradient_trains_nothing(strategy, world):
     assert (found.kind, refused) == (("refused", True) if strategy == "gnnpipe" else ("equal", False)), str(found)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("conv", ["Half()", "HalfOfRows()", "HalfOfAttributes(); a", "FirstRow()"])
 def test_model_that_depends_on_the_order_of_edges_is_refused(conv, world):
@@ -97,6 +100,7 @@ def test_median_is_probed_on_a_graph_where_it_runs():
     assert (found.kind, "mixes rows" in found.why) == ("refused", True), str(found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("world", [1, 2])
 def test_convolution_that_caches_rows_keeps_none_of_one_node(world):
     """A strategy runs the model on one node before it trains."""

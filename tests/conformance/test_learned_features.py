@@ -11,6 +11,7 @@ import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch_geometric.nn import HeteroConv, SAGEConv
 
 import gnnpar
 from checkpoints import SMALL, hashes, rows, strategy_of, train
-from composing import configured, in_turn, names, settings_of
+from composing import configured, names, settings_of
 from conftest import Run
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
@@ -121,7 +122,8 @@ def same(got: Outcome, vectors: Tensor, expected: tuple[list[float], Tensor, Ten
 MANY = sorted({*names("strategy")} - REFUSING - {"single", "adaqp_p", "adaqp_q", "hybrid"})
 
 
-@pytest.mark.parametrize(("name", "world"), [("single", 1), ("hybrid", 4), *in_turn(MANY, [2, 4])])
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("name", "world"), [("single", 1), ("hybrid", 4), *product(MANY, [2, 4])])
 def test_ranks_train_vectors_as_an_embedding_in_a_plain_loop(name: str, world: int) -> None:
     strategy: Strategy = configured("strategy", name).exact_limit()
     config = pyg(layers=4 if isinstance(strategy, GNNPipe | Hybrid) else 2)
@@ -129,6 +131,7 @@ def test_ranks_train_vectors_as_an_embedding_in_a_plain_loop(name: str, world: i
         same(*parted(strategy, config, how, world), plain(config, how, ADAM))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("optim", "make", "clip"),
     [
@@ -145,6 +148,7 @@ def test_every_optimizer_steps_vectors_as_in_a_plain_loop(optim, make, clip) -> 
         same(*parted(strategy, config, "both", world, optim), plain(config, "both", make, clip), gradient=clip is None)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["gcn", "gat", "gcnii", "sage_max"])
 def test_own_models_train_vectors_as_a_plain_loop(name: str) -> None:
     config = configured("model", name, "model.hidden=8", "model.num_layers=3", "model.dropout=0")
@@ -192,6 +196,7 @@ def test_dropout_and_batch_norm_on_vectors_equal_the_single_device() -> None:
 LEARNED = ("features=learned", "features_dim=6", "dataset=sbm", "checkpoint.every=2", "partition=random")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("strategy", ["graph_parallel", "hybrid", "adaqp"])
 def test_a_resumed_run_has_the_same_bits(strategy: str, tmp_path: Path) -> None:
     how = (*LEARNED, *strategy_of(strategy), f"world_size={4 if strategy == 'hybrid' else 2}", "model.num_layers=2")
@@ -202,6 +207,7 @@ def test_a_resumed_run_has_the_same_bits(strategy: str, tmp_path: Path) -> None:
     assert rows(tmp_path / "half") == rows(tmp_path / "whole")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("other", [("strategy=graph_parallel", "world_size=3"), ("strategy=gnnpipe", "world_size=2")])
 def test_a_run_goes_on_in_other_parts_with_the_same_vectors_and_moments(other, tmp_path: Path) -> None:
     exact = ("precision=fp64", "strategy.chunks=one") if "gnnpipe" in other[0] else ("precision=fp64",)
@@ -294,6 +300,7 @@ class Frozen(Net):
         self.requires_grad_(False)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("net", "how"), [(Written, "both"), (Frozen, "learned")])
 def test_models_of_written_widths_and_frozen_ones_train_vectors_on_two_ranks(net, how: str, tmp_path: Path) -> None:
     """Widths are those of x and the vectors beside it."""
@@ -327,6 +334,7 @@ def test_a_graph_without_x_is_refused_with_a_way_on(how: str) -> None:
         gnnpar.train(Net, user_graph(x=None, num_nodes=60), strategy="single", features=how, **HERE)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

@@ -1,9 +1,11 @@
 """Bytes sent equal the closed formula: sum over layers of b x halo rows x (width forward + width backward)."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from composing import configured, in_turn
+from composing import configured
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.comm import ThreadWorld
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -34,9 +36,10 @@ def config_of(model, order):
     return configured("model", model, f"model.hidden={HIDDEN}", "model.num_layers=3", f"model.order={order}", *heads)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("key", "codec", "dtype"),
-    in_turn(WIDTHS, [Identity(), BFloat16(), Drop()], [torch.float32, torch.float64]),
+    product(WIDTHS, [Identity(), BFloat16(), Drop()], [torch.float32, torch.float64]),
 )
 def test_halo_bytes_equal_the_formula(key, codec, dtype):
     job = make_job(GraphParallel(codec=codec), config_of(*key), small_graph(), world=3, dtype=dtype)

@@ -54,6 +54,7 @@ def worst(got: Outcome, expected: Outcome) -> float:
 REFUSING = {"cofree", "gnnpipe", "hybrid", "minibatch", "tag"}  # no capability pair_loss
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", sorted({*names("strategy")} - {"single", "adaqp_p", "adaqp_q"} - REFUSING))
 def test_ranks_train_as_the_single_device(name: str) -> None:
     strategy: Strategy = configured("strategy", name).exact_limit()

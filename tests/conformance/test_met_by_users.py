@@ -127,6 +127,7 @@ def _judged(name: str, strategy: str, world: int) -> Verdict:
     return verdict(target, kwargs, data, strategy, world, due, auto=True)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", [*REFUSED, *IN_TURN])
 def test_single_device_trains_what_pyg_trains(name):
     found = _judged(name, *ALONE)
@@ -134,6 +135,7 @@ def test_single_device_trains_what_pyg_trains(name):
     assert REFUSED.get(name, "") in found.why
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(("name", "place"), [(name, PLACES[i % 4]) for i, name in enumerate(EVERY)])
 def test_ranks_train_what_pyg_trains_or_refuse_it(name, place):
     found = _judged(name, *place)
@@ -150,6 +152,7 @@ def test_all_places_train_what_pyg_trains_or_refuse_it(name, place):
     assert found.good, str(found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("strategy", ["graph_parallel", "sar"])
 @pytest.mark.parametrize(
     "conv",

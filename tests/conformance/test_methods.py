@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from checkpoints import hashes, rows, train
-from composing import PRESETS, configured, in_turn, names
+from composing import PRESETS, configured, names
 from conformance.methods import METHODS, NODES, SEED, WORLD, Bytes, Kept, Method, Priced, Same, Two, drawn, four, three
 from engines import Rank, on_ranks
 from gnnpar.codecs.adaptive.codec import Adaptive
@@ -60,14 +61,13 @@ def trained(strategy: Any, config: Any, **options: Any) -> Outcome:
     return train_in_threads(strategy, config, small_graph(), **{"world": WORLD, **options})
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("method", "setting", "config"),
     [
-        pytest.param(
-            method, *case.values, marks=case.marks, id=f"{name}-{case.values[0]}-{type(case.values[1]).__name__}"
-        )
+        pytest.param(method, setting, model, id=f"{name}-{setting}-{type(model).__name__}")
         for name, method in METHODS.items()
-        for case in in_turn(method.inexact, method.models)
+        for setting, model in product(method.inexact, method.models)
     ],
 )
 def test_other_settings_equal_the_oracle(method: Method, setting: str, config: Any) -> None:
@@ -76,6 +76,7 @@ def test_other_settings_equal_the_oracle(method: Method, setting: str, config: A
     assert case.passed, case
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "method"), each("fault"))
 def test_a_fault_is_noticed(name: str, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     assert method.fault is not None and method.faulty is not None
@@ -99,6 +100,7 @@ def test_gradients_are_those_of_dense_matrices(name: str, method: Method) -> Non
             assert relative_error(mine[parameter], gradient) < dense.tolerance
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("name", "same"), each("same"))
 def test_bits_are_those_of_another_way_to_run(name: str, same: Same) -> None:
     mine, other = (
@@ -123,6 +125,7 @@ def coded() -> list[Any]:
     return found
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("sent", "codec"), coded())
 def test_bytes_are_those_of_the_rule(sent: Bytes | Priced, codec: Any) -> None:
     strategy = replace(sent.strategy, codec=codec)
@@ -145,6 +148,7 @@ def test_bytes_are_those_of_the_rule(sent: Bytes | Priced, codec: Any) -> None:
                 assert epoch[phase] == price
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("name", "keeps"), each("keeps"))
 def test_rows_kept_between_epochs_have_the_bytes_of_the_rule(name: str, keeps: Kept) -> None:
     job = make_job(keeps.strategy, three(keeps.model), small_graph(), world=WORLD, epochs=keeps.epochs)
@@ -159,6 +163,7 @@ def test_rows_kept_between_epochs_have_the_bytes_of_the_rule(name: str, keeps: K
         assert found == expected
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("world", [WORLD, 4])
 def test_processes_give_the_numbers_of_threads(world: int) -> None:
     """Real messages in real order."""
@@ -188,6 +193,7 @@ EVALUATED |= {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", EVALUATED)
 def test_evaluation_is_exact(name: str) -> None:
     """Whatever is sent in training: chunks, samples, parts without edges, rounded rows or none."""
@@ -197,6 +203,7 @@ def test_evaluation_is_exact(name: str) -> None:
     assert relative_error(got.logits, trained(Single(), config, world=1, epochs=0).logits) < 1e-12
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize(("name", "case"), each("refused"))
 def test_what_cannot_run_is_refused_in_one_line(name: str, case: tuple[Any, str]) -> None:
     how, line = case
@@ -211,6 +218,7 @@ def test_what_is_exact_takes_what_the_method_refuses() -> None:
     Sancus(period=5, bound=0.1).check(2, 2, 4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "overrides"), each("resumed"))
 def test_a_resumed_run_draws_the_same_numbers(name: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
     common = (f"strategy={name}", *overrides)
@@ -221,6 +229,7 @@ def test_a_resumed_run_draws_the_same_numbers(name: str, overrides: tuple[str, .
     assert rows(tmp_path / "parted") == rows(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_sums_of_drawn_rows_are_unbiased_over_epochs() -> None:
     part_of = torch.arange(NODES) % WORLD
     mean = torch.stack([drawn(part_of, 0.3, epoch) for epoch in range(2000)]).mean(0)

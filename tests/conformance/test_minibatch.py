@@ -73,6 +73,7 @@ def test_one_batch_with_all_neighbours_is_the_single_device(model) -> None:
         same(got.gradients[0], expected.gradients[0], 1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("world", [1, 3])
 def test_batches_with_all_neighbours_make_up_the_exact_gradient(world) -> None:
     """35 training nodes in batches of 8 for 3 ranks: the last has a rank without a seed when it holds 2 of them.
@@ -249,6 +250,7 @@ def test_two_aggregations_in_views_of_destinations_are_those_of_all_rows(fanout)
     same(narrow.gradients[0], plain.gradients[0], 1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("agg", [Sum(), Generic(value=lambda src, dst, edge, shared: src[0] * edge[0])])
 def test_sums_over_a_sample_are_unbiased_and_loops_certain(agg) -> None:
     """The mean of 400 sampled sums is the exact one, within 4.5 of its own standard errors in every entry."""
@@ -329,6 +331,7 @@ def test_every_training_node_is_a_seed_once_and_draws_differ_between_ranks_and_e
     assert str(batches(1)[0, 1].indices.tolist()) in drawn
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_cost_and_workers_change_no_bit(tmp_path: Path) -> None:
     common = ("strategy=minibatch", "strategy.batch_size=32", "strategy.fanout=[4,3]", "epochs=3", "fidelity_every=2")
     for name, more in {"alone": (), "worker": ("strategy.num_workers=1",)}.items():

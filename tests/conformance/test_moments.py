@@ -44,6 +44,7 @@ def test_it_is_torchs_module_on_one_device(reference, config, world):
     assert torch.allclose(got.logits, wanted.logits, rtol=1e-9, atol=1e-9)  # of running statistics
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("strategy", rest_slow(EVERY_ROW))
 def test_strategies_that_hold_a_layers_rows_carry_it(strategy):
     cases = check(configured("strategy", strategy), {"sage": NORMED}, worlds=(2,))
@@ -95,6 +96,7 @@ def test_running_statistics_are_part_of_a_trained_model(tmp_path):
     assert torch.equal(mean, saved["layers.0.norm.running_mean"]) and mean.any()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("net", ["Normed", "normed_gin"])
 def test_norms_of_a_pyg_model_are_those_of_all_ranks(net):
     config = PyG(target=f"pyg_nets.{net}")

@@ -1,9 +1,11 @@
 """Graphs that break assumptions: every model trains on them, alone and cut, with the same result."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from composing import ALIKE, configured, in_turn, names, rest_slow
+from composing import ALIKE, configured, names, rest_slow
 from conformance.methods import QUICK
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -35,6 +37,7 @@ def assert_equals(got: Outcome, expected: Outcome) -> None:
             torch.testing.assert_close(mine[key], gradient, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("graph", ODD)
 @pytest.mark.parametrize("model", rest_slow(names("model"), *ALIKE))
 def test_cut_equals_whole(graph, model):
@@ -54,12 +57,13 @@ def test_cut_equals_whole(graph, model):
 SAMPLED = Minibatch(fanout=(2,), batch_size=3, sampler="own")
 WAYS = {"push": SAR(), "pull": SAR(backward="pull"), "adaqp": AdaQP(codec=QUICK), "minibatch": SAMPLED}
 CASES = [
-    *in_turn(ODD, ["push", "pull"]),
+    *product(ODD, ["push", "pull"]),
     *((graph, "adaqp") for graph in ("path", "star", "no_boundary", "directed", "multi_edges")),
     *((graph, "minibatch") for graph in ODD),
 ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("graph", "way"), CASES)
 def test_strategies_survive(graph, way):
     """Exact ones equal the single device; others come near, or train on: no edges, hubs, ranks without a seed."""

@@ -78,6 +78,7 @@ def test_bns_layer_0_reads_all_kept_features_and_they_are_sent_once() -> None:
     assert relative_error(one.logits, exact.logits) < 1e-9
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("prefetch", [0, 2, 9])
 def test_any_number_of_parts_ahead_is_exact(prefetch: int) -> None:
     (case,) = check(Cagnet(prefetch=prefetch), {"gat": three("gat")}, worlds=(5,))
@@ -104,6 +105,7 @@ def test_dropped_rows_are_not_broadcast() -> None:
     assert set(dropped.traffic[0]) == {"reduce"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("world", "copies"), [(4, 2), (8, 2), (9, 3)])
 def test_shared_edges_are_exact(world: int, copies: int) -> None:
     (case,) = check(Cagnet(replication=copies), {"gcn": three("gcn")}, worlds=(world,))

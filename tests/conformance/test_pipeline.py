@@ -33,6 +33,7 @@ def model_of(name: str, *overrides: str):
     return configured("model", name, "model.hidden=8", "model.num_layers=4", *overrides)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model", rest_slow(MODELS, *ALIKE))
 @pytest.mark.parametrize(("stages", "parts", "chunks"), [(2, 1, 4), (2, 2, 6), (1, 3, 12)])
 def test_equals_autograd_with_stale_constants(model, stages, parts, chunks):
@@ -47,6 +48,7 @@ def test_equals_autograd_with_stale_constants(model, stages, parts, chunks):
         assert_equals_autograd(job, refresh=strategy.refresh, fresh=fresh, shuffled=strategy.order == "shuffled")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_ways_that_read_nothing_of_some_chunks(model):
     """Their spans of halo rows are empty, and begin where the next chunk's do."""
@@ -57,6 +59,7 @@ def test_ways_that_read_nothing_of_some_chunks(model):
     assert_equals_autograd(job, refresh=2, fresh=2.0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
 @pytest.mark.parametrize(("stages", "parts"), [(2, 1), (2, 2)])
 def test_mixing_adds_last_epochs_gradients(model, stages, parts):
@@ -65,6 +68,7 @@ def test_mixing_adds_last_epochs_gradients(model, stages, parts):
     assert_equals_autograd(job, refresh=2, fresh=1.7, stale=0.3)
 
 
+@pytest.mark.slow
 def test_eight_stages_of_64_layers_have_the_bits_of_one(monkeypatch):
     """Invariants 4 and 10: every rank asks for the order of an epoch once, and all get the same."""
     from gnnpar.parallel.pipeline import engine as pipeline
@@ -84,6 +88,7 @@ def test_eight_stages_of_64_layers_have_the_bits_of_one(monkeypatch):
     assert len(set(asked)) == 2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("rules", [{}, {"gradient": "fresh", "refresh": 1}, {"gradient": "mix", "mixing": 1.0}])
 @pytest.mark.parametrize("model", ["gcn", "gcnii", "resgcn"])
 def test_chunks_without_edges_between_them_are_exact(model, rules):
@@ -115,6 +120,7 @@ def test_one_hop_is_unbiased_over_all_orders():
     assert found[1.0] > 0.1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_many_hops_lose_their_gradient(hops):
     """Specification 3.3: over m chunk-crossing hops the expected weight is 2^m / (m + 1)!; mixing restores it."""
@@ -165,6 +171,7 @@ def test_orders_are_one_for_all_ranks_and_new_every_epoch():
     assert draw_order(4, seed=1, epoch=7, shuffled=False) == (0, 1, 2, 3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gcn", "gcnii", "gat", "sage_max"])
 def test_hybrid_of_one_stage_and_one_chunk_is_graph_parallelism(model):
     """Invariant 7, bytes included."""
@@ -178,6 +185,7 @@ def test_hybrid_of_one_stage_and_one_chunk_is_graph_parallelism(model):
         assert mine.get("backward") == other.get("backward")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("config", [ResGCN, GCNII])
 @pytest.mark.parametrize(("stages", "parts"), [(1, 4), (2, 2), (4, 1)])
 def test_bytes_are_the_formula(config, stages, parts):

@@ -73,6 +73,7 @@ def test_an_exact_refresh_changes_the_epochs_after_it():
     assert frozen[2] != thawed[2]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("codec", "low", "high"), [(BFloat16(), 1e-6, 3e-2), (Uniform(bits=8), 1e-6, 3e-2)])
 @pytest.mark.parametrize("virtual", [1, 2])
 def test_a_boundary_has_a_codec(codec, low, high, virtual):
@@ -98,6 +99,7 @@ def test_a_run_that_goes_on_without_its_history_starts_an_exact_one(epoch):
     assert first == pytest.approx(reference.losses * 2, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_clipped_norm_is_that_of_all_stages():
     """CLIPPED is far below the gradient: stages that clipped their own share would step further."""
     curves = []
@@ -148,6 +150,7 @@ def test_layers_are_measured_with_their_encoder_and_decoder():
 LOSSY = (Uniform(bits=8), Uniform(bits=4, gradient_bits=8), Uniform(bits=2), EVERY, BFloat16(), Drop())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("codec", "config"),
     [*((codec, GCNII(**DEEP, dropout=0.4)) for codec in LOSSY), (LOSSY[1], GAT(hidden=16, num_layers=3, heads=2))],

@@ -206,6 +206,7 @@ def _in_a_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("how", MIXING)
 def test_rows_that_depend_on_others_are_refused_on_two_ranks_and_train_on_one(how):
     with pytest.raises(ConfigError, match=r"^model=between: (net\S*|the model) .*set world_size=1") as caught:
@@ -215,6 +216,7 @@ def test_rows_that_depend_on_others_are_refused_on_two_ranks_and_train_on_one(ho
         assert train(Between, graph(), 1, **kwargs(how=how))["status"] == "completed"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("net", "given"),
     [
@@ -231,12 +233,14 @@ def test_other_models_that_depend_on_all_rows_are_refused_on_two_ranks(net, give
     assert train(net, data, 1, **kwargs(**given))["status"] == "completed"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("how", HARMLESS)
 def test_rows_that_stand_alone_or_are_reduced_train_on_two_ranks(how):
     found = train(Between, graph(), 2, **kwargs(how=how))
     assert (found["status"], found["verified"], exactness_of(found)) == ("completed", "probed", "exact")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("net", "categories"), [(Modules, False), (Categories, True), (Fixed, False)])
 def test_harmless_models_train_on_two_ranks(net, categories):
     found = train(net, graph(categories=categories), 2, **kwargs())

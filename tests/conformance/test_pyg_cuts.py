@@ -37,6 +37,7 @@ CHUNKED = [("GCN", 2, 1, 4), ("GAT", 3, 1, 6), ("PNA", 2, 1, 4), ("Jumping", 4, 
 CHUNKED += [("InitialResidual", 2, 2, 6), ("Residual", 2, 1, 4), ("weighted", 2, 1, 4), ("relational", 2, 1, 4)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "stages", "parts", "chunks"), CHUNKED)
 def test_chunks_are_gnnpipe_by_autograd(name, stages, parts, chunks):
     """The oracle runs the model as a whole, slot by slot."""
@@ -45,6 +46,7 @@ def test_chunks_are_gnnpipe_by_autograd(name, stages, parts, chunks):
     assert_equals_autograd(job, refresh=2, fresh=2.0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["Residual", "Jumping", "PNA"])
 def test_stages_and_remat_do_not_change_a_bit(name):
     """Jumping has 4 layers, as Residual; PNA 3."""
@@ -113,6 +115,7 @@ def test_more_stages_than_convolutions_are_one_line():
         check_strategy(compose(["strategy=gnnpipe", *pyg]), 3)
 
 
+@pytest.mark.slow
 def test_the_command_says_where_it_is_cut_and_the_weights_are_the_users(run_here: Run, tmp_path: Path):
     (tmp_path / "mynet.py").write_text((Path(__file__).parents[1] / "pyg_nets.py").read_text())
     model = ("model=pyg", "model.target=mynet.Residual", "model.kwargs.hidden=16")

@@ -53,6 +53,7 @@ def config(target: str, **kwargs: Any) -> PyG:
     return PyG(target=f"pyg_nets.{target}", kwargs=kwargs, self_loops=False)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
 def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
     cases = check(GraphParallel(), {"pyg": config(target, **kwargs)}, worlds=WORLDS)
@@ -60,6 +61,7 @@ def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
     assert_passed(cases)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("target", "kwargs"), [NETS[0], NETS[5], NETS[7]], ids=["HeteroConv", "HGTConv", "to_hetero"])
 def test_a_relation_that_is_left_out_is_found(target, kwargs, monkeypatch):
     """PyG without the edges of one type is another model, of which the comparison tells."""
@@ -84,6 +86,7 @@ def typed(**how: Any):
     return prepare(raw_graph("given", hetero()), PT(self_loops="keep", drop_duplicates=False, **how), seed=0)
 
 
+@pytest.mark.slow
 def test_a_hetero_data_with_a_type_without_features() -> None:
     data = typed()
     model = config("PapersAndAuthors", hidden=8)
@@ -97,6 +100,7 @@ def test_ranks_without_nodes_of_a_type_and_without_edges_of_a_relation() -> None
     assert_passed(check(GraphParallel(), {"pyg": config("PapersAndAuthors", hidden=8)}, worlds=(16,), dataset=typed()))
 
 
+@pytest.mark.slow
 def test_one_type_of_nodes_and_two_of_edges() -> None:
     schema = Schema((("a", 4),), (("a", "to", "a"), ("a", "by", "a")), "a")
     data = typed_graph(schema, (), labelled=("a",))
@@ -168,6 +172,7 @@ def data_of(schema: Schema | None) -> HeteroData:
     return data
 
 
+@pytest.mark.slow
 def test_the_trained_weights_give_the_same_logits_in_plain_pyg(tmp_path: Path, run_here: Run) -> None:
     """From a file, on two ranks; loaded into the user's own class, as any PyG script does."""
     data = hetero()
@@ -195,6 +200,7 @@ def test_the_trained_weights_give_the_same_logits_in_plain_pyg(tmp_path: Path, r
         trained(other)
 
 
+@pytest.mark.slow
 def test_shards_hold_the_types_of_nodes(tmp_path: Path, run_here: Run) -> None:
     """Trained from shards, the loss is that of the graph in memory."""
     torch.save(hetero(), tmp_path / "my.pt")

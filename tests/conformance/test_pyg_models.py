@@ -78,6 +78,7 @@ LOOPLESS = [each for each in NETS if "gat" not in each[0].lower() and "Jumping" 
 LOOPLESS = [*LOOPLESS[:5], ("pyg_nets.weighted", {"improved": True}), ("pyg_nets.Smoothed", {})]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["sage", "gin", "graph", "gated", "edge", "inline"])
 def test_on_a_graph_with_self_loops_of_its_own(target):
     config = PyG(target=f"pyg_nets.{target}", self_loops="keep")
@@ -88,6 +89,7 @@ def test_on_a_graph_with_self_loops_of_its_own(target):
     assert [case.passed for case in cases] == [True, True]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["gcn", "gat"])
 def test_convolutions_that_add_self_loops_keep_those_of_the_graph(target):
     config = PyG(target=f"pyg_nets.{target}", self_loops="keep")
@@ -95,6 +97,7 @@ def test_convolutions_that_add_self_loops_keep_those_of_the_graph(target):
     assert [case.passed for case in cases] == [True, True, True]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
 def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
     cases = check(GraphParallel(), {"pyg": PyG(target=target, kwargs=kwargs)}, worlds=(3,))
@@ -102,6 +105,7 @@ def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
     assert_passed(cases)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("target", "kwargs"), LOOPLESS, ids=str)
 def test_equals_pyg_on_a_graph_without_self_loops(target, kwargs):
     (case, _) = check(Single(), {"pyg": PyG(target=target, kwargs=kwargs, self_loops=False)}, worlds=(1,))

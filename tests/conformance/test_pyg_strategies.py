@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
-from composing import configured, in_turn
+from composing import configured
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.needs import refuse
 from gnnpar.verify.conformance import check
@@ -73,20 +74,13 @@ CASES: dict[str, tuple[str, PyG, int]] = {
     **{f"hybrid-{name}": ("hybrid", layered(name), 4) for name in ("GCN", "PNA", "Jumping", "InitialResidual")},
     **{f"minibatch-{name}": ("minibatch", layered(name), 3) for name in LAYERED},
 }
-SLOW = {f"minibatch-{name}" for name in ("GraphSAGE", "GAT", "GIN", "EdgeCNN", "Residual", "gated", "Smoothed")}
-SLOW |= {"minibatch-Jumping", "hybrid-PNA", "hybrid-Jumping"}  # gnnpipe cuts these between the same convolutions
-# when rows of halos travel, and whole parts: another strategy here does it in the same code
-SLOW |= {f"{s}-dictionaries" for s in ("adaqp", "bns", "digest", "cagnet")} | {"bns-HGT", "sancus-HGT"}
-SLOW |= {"digest-whole edge", "pipegcn-whole inline", "sancus-dictionaries, transformer"}
-SLOW |= {"adaqp-attributes TransformerConv", "bns-attributes GINEConv", "sancus-attributes GINEConv"}
-QUICK = [pytest.param(*case, marks=pytest.mark.slow if name in SLOW else (), id=name) for name, case in CASES.items()]
-TURNS = [
-    pytest.param(s, folded(s, t), 2, marks=marks, id=f"{s}-{t}")
-    for (s, t), marks in ((each.values, each.marks) for each in in_turn(["adaqp", "bns", "cofree"], FOLDS))
-]
+CASES |= {f"{s}-{t}": (s, folded(s, t), 2) for s, t in product(["adaqp", "bns", "cofree"], FOLDS)}
 
 
-@pytest.mark.parametrize(("strategy", "config", "world"), [*QUICK, *TURNS])
+@pytest.mark.quick(11)
+@pytest.mark.parametrize(
+    ("strategy", "config", "world"), [pytest.param(*case, id=name) for name, case in CASES.items()]
+)
 def test_strategies_carry_models_of_pyg(strategy: str, config: PyG, world: int) -> None:
     """In the exact limit, and where there is an oracle, that. With one chunk, or all neighbours."""
     cases = check(configured("strategy", strategy), {"pyg": config}, worlds=(world,))

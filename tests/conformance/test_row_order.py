@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from composing import PRESETS, configured, in_turn, names
+from composing import PRESETS, configured, names
 from gnnpar.cli import check
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import ThreadWorld
@@ -54,6 +55,7 @@ def trained(job: Job) -> Outcome:
 WAYS = [*((name, "live") for name in MODELS), ("gcn", "cached"), ("sage", "cached")]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("strategy", "way"),
     [
@@ -91,8 +93,9 @@ def graph_of(model: str) -> Dataset:
     return graph_for(configured("strategy", "single"), READ_EDGES[model], small_graph())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    ("strategy", "first_layer", "model"), in_turn(sorted(ABLE - PRESETS), ["live", "cached"], READ_EDGES)
+    ("strategy", "first_layer", "model"), product(sorted(ABLE - PRESETS), ["live", "cached"], READ_EDGES)
 )
 def test_rows_of_edges_stay_with_their_edges_in_any_order(strategy: str, first_layer: Any, model: str) -> None:
     """Against one device in the order of ids, in the exact limit."""

@@ -1,8 +1,10 @@
 """SAR equals the single device whatever its rounds, and with parts in time, each tensor paged out between turns."""
 
+from itertools import product
+
 import pytest
 
-from composing import configured, covering
+from composing import configured
 from conformance.methods import QUICK, TINY
 from engines import on_ranks
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
@@ -41,7 +43,8 @@ def references():
     return {name: train_in_threads(Single(), model_of(name), small_graph(), world=1, epochs=1) for name in MODELS}
 
 
-@pytest.mark.parametrize(("way", "rounds", "prefetch"), covering(WAYS, ["peer", "one", "part", TINY], range(4)))
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(("way", "rounds", "prefetch"), product(WAYS, ["peer", "one", "part", TINY], range(4)))
 def test_every_schedule_equals_the_single_device(way, rounds, prefetch, references):
     backward, model = way
     strategy = SAR(rounds=rounds, prefetch=prefetch, backward=backward)
@@ -62,6 +65,7 @@ def test_the_tiny_budget_cuts_peers(monkeypatch):
     assert {("forward", True), ("push", True)} <= seen
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", [BFloat16(), Drop()], ids=["bf16", "drop"])
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_pushed_gradients_are_rounded_by_as_much_and_drop_sends_nothing(model, codec):
@@ -78,6 +82,7 @@ def test_pushed_gradients_are_rounded_by_as_much_and_drop_sends_nothing(model, c
     assert theirs / 3 < error < 3 * theirs
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", [Uniform(bits=8), QUICK], ids=["uniform", "adaptive"])
 def test_quantized_pushes_are_near_the_gradient(codec):
     """Cut lists and pushed rows: sources are read as their readers had them."""
@@ -104,6 +109,7 @@ def every_tensor_is_a_page(monkeypatch):
     monkeypatch.setattr(paging, "SMALLEST", 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("every_tensor_is_a_page")
 @pytest.mark.parametrize(("backward", "model"), [*WAYS, ("pull", "gcnii")])
 def test_parts_out_of_core_equal_the_single_device(model, backward):
@@ -113,6 +119,7 @@ def test_parts_out_of_core_equal_the_single_device(model, backward):
     assert_equal(train_in_threads(strategy, config, small_graph(), world=1, epochs=2), reference)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_tensor_is_a_page")
 def test_parts_in_time_are_parts_in_space():
     """The same bits as four ranks, also with a lossy codec: random numbers are keyed by rows, not by devices."""

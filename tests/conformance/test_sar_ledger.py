@@ -2,11 +2,12 @@
 
 import time
 import weakref
+from itertools import product
 
 import pytest
 import torch
 
-from composing import configured, covering, in_turn
+from composing import configured
 from engines import on_ranks
 from gnnpar.codecs.codec import BFloat16
 from gnnpar.comm import CodedExchange
@@ -48,7 +49,8 @@ def sent(strategy, model, dtype=torch.float64):
     return per_epoch[0]
 
 
-@pytest.mark.parametrize(("model", "rounds"), in_turn(LINEAR, ["part", "one", TINY]))
+@pytest.mark.quick(3)
+@pytest.mark.parametrize(("model", "rounds"), product(LINEAR, ["part", "one", TINY]))
 def test_folds_that_need_no_row_twice_send_2c(model, rounds):
     strategy = SAR(rounds=rounds)
     halo, _ = counts(strategy, model)
@@ -56,6 +58,7 @@ def test_folds_that_need_no_row_twice_send_2c(model, rounds):
     assert sent(strategy, model) == {"forward": forward, "backward": backward, "remat": 0, "push": 0}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rounds", ["part", "one", TINY])
 def test_pulled_attention_sends_3c(rounds):
     strategy = SAR(rounds=rounds, backward="pull")
@@ -66,6 +69,7 @@ def test_pulled_attention_sends_3c(rounds):
     assert kept == {"forward": once, "backward": once, "remat": 0, "push": 0}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rounds", ["part", "one", TINY])
 def test_pushed_attention_sends_a_row_of_f_and_3h_back(rounds):
     halo, pushed = counts(SAR(rounds=rounds), "gat")
@@ -104,6 +108,7 @@ def held(strategy, model):
     return on_ranks(job, look)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
 @pytest.mark.parametrize("rounds", ["peer", TINY])
 def test_at_most_prefetch_and_one_rounds_are_alive(rounds, prefetch):
@@ -133,7 +138,8 @@ def test_without_rematerialisation_all_rows_stay():
         assert total - resident == 8 * rows * sum(f + h for f, h in ATTENTION)
 
 
-@pytest.mark.parametrize(("model", "backward", "rounds"), covering(["gcn", "gat"], ["push", "pull"], ["peer", "one"]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("model", "backward", "rounds"), product(["gcn", "gat"], ["push", "pull"], ["peer", "one"]))
 def test_decoded_rows_die_before_the_next_are_made(model, backward, rounds, monkeypatch):
     """The accounting above, checked against the tensors themselves: one slice of rows at a time."""
     alive: dict[int, list[weakref.ref]] = {}

@@ -156,6 +156,7 @@ def test_logits_of_another_shape_are_named():
     ) == ("the model gives [41, 6] instead of one row of logits a node, [41, 3]")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model", names("model"))
 def test_models_of_gnnpar_are_sound(model):
     assert find_fault(configured("model", model, "model.hidden=8")) is None

@@ -50,6 +50,7 @@ def strategies_worlds_and_models():
                 yield pytest.param(strategy, worlds, model, marks=marks, id=f"{strategy}-{model}-{worlds}")
 
 
+@pytest.mark.quick(30)
 @pytest.mark.parametrize(("strategy", "worlds", "model"), strategies_worlds_and_models())
 def test_exact_limit_equals_the_single_device_and_the_configured_strategy_its_oracle(strategy, worlds, model):
     config = configured("strategy", strategy)
@@ -60,6 +61,7 @@ def test_exact_limit_equals_the_single_device_and_the_configured_strategy_its_or
     assert_passed(cases)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", rest_slow(MODELS, *ALIKE))
 def test_every_overlap_has_the_bits_of_overlap_edges(model):
     config, data = model_of(model), small_graph()
@@ -73,6 +75,7 @@ def test_every_overlap_has_the_bits_of_overlap_edges(model):
             assert max(relative_error(mine[k], g) for k, g in theirs.items()) < 1e-12
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gat", "gatv2"])
 def test_attention_dropout_is_keyed_by_edge(model):
     config = model_of(model, "model.attention_dropout=0.4")

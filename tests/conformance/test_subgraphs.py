@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.func import functional_call
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import subgraph
 
-from composing import configured, in_turn
+from composing import configured
 from conformance.test_cofree import PLAIN, of_dense
 from conformance.test_minibatch import shard_of
 from gnnpar.folds.aggregator import ByBlock
@@ -159,6 +160,7 @@ def test_a_drawn_subgraph_is_autograd_with_weighted_edges_and_losses(saint: Any)
     same(got.gradients[0], gradients_of(net, loss))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("saint", ["node", "edge", "walk"])
 def test_normalised_sums_and_losses_are_unbiased(saint: Any) -> None:
     """The mean over 500 draws is the sum over all in-edges, within 5 of its standard errors; those of the
@@ -229,7 +231,8 @@ def test_a_fold_that_cannot_count_an_edge_more_than_once_is_refused_where_edges_
         SampledGraph(sub, Pass(0), hops=1).aggregate(cast(Any, Own()), (x[sub.node_ids],))
 
 
-@pytest.mark.parametrize(("sampler", "model"), in_turn(LIMITS, ["gcn", "sage_max", "gat"]))
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(("sampler", "model"), product(LIMITS, ["gcn", "sage_max", "gat"]))
 def test_the_whole_graph_as_one_batch_is_the_single_device(sampler: str, model: str) -> None:
     assert_passed(check(LIMITS[sampler], {model: configured("model", model, "model.hidden=8")}, worlds=(1, 2)))
 

@@ -88,6 +88,7 @@ def _pairs() -> Iterator[Any]:
                 yield strategy, model
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("strategy", "model"), list(_pairs()))
 def test_an_epoch_waits_for_nothing(strategy, model):
     if not carries(strategy, model):  # of the long suite: to ask takes long
@@ -170,6 +171,7 @@ def _of_16_bits() -> Iterator[Any]:
                 yield pytest.param(strategy, model, marks=() if quick else pytest.mark.slow)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("strategy", "model"), list(_of_16_bits()))
 def test_rows_of_16_bits_wait_for_nothing_either(strategy, model):
     """torch has no autocast of the simulated device: the CPU's tensors are taken for its own."""
@@ -177,6 +179,7 @@ def test_rows_of_16_bits_wait_for_nothing_either(strategy, model):
     assert_waits_on_cpu(job, world, SimulatedGpu(), sampling=strategy in SAMPLING)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model", ["gcn", "gat", "sage_max", pytest.param("gatv2", marks=pytest.mark.slow)])
 def test_parts_out_of_core_wait_for_nothing_either(monkeypatch, model, precision):

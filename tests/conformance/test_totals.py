@@ -63,17 +63,20 @@ def judged(target: str, kwargs: Mapping[str, object], strategy: str, world: int,
     return str(verdict(target, kwargs, DATA, strategy, world, due, seed=0, **keys))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("step", rest_slow(list(ROWS), *(set(ROWS) - QUICK)))
 def test_what_a_forward_makes_of_all_rows_is_pygs(step):
     assert judged(NET, {"step": step}, "graph_parallel", 4) == "equal"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("strategy", "world"), ELSEWHERE)
 @pytest.mark.parametrize("step", rest_slow(list(ROWS), *(set(ROWS) - {"GraphNorm"})))
 def test_on_every_strategy_that_holds_a_layers_rows(step, strategy, world):
     assert judged(NET, {"step": step}, strategy, world) == "equal"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("strategy", "world"), ELSEWHERE[:3])
 @pytest.mark.parametrize("model", rest_slow(list(WHOLE), "SGFormer, cat", "Polynormer, GAT"))
 def test_graph_transformers_are_pygs(model, strategy, world):
@@ -83,6 +86,7 @@ def test_graph_transformers_are_pygs(model, strategy, world):
     assert found == "equal"
 
 
+@pytest.mark.slow
 def test_check_runs_graph_transformers_as_pyg_does():
     """Its reference hands over `batch`, which their forwards require."""
     model = PyG(target="conformance.whole_nets.sgformer", kwargs={}, self_loops="keep")
@@ -91,6 +95,7 @@ def test_check_runs_graph_transformers_as_pyg_does():
     assert all(case.passed for case in cases), cases
 
 
+@pytest.mark.slow
 def test_polynormer_with_dropout_is_the_same_on_several_ranks():
     """Masks are keyed by row, and its forward sorts rows by graph."""
     kwargs, data = {"dropout": 0.5, "global_dropout": 0.5}, graph(seed=1, nodes=80)
@@ -108,6 +113,7 @@ def test_virtual_node_is_a_node_like_others():
     assert str(verdict(target, kwargs, data, "graph_parallel", 4, due, seed=0)) == "equal"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("step", REFUSED)
 def test_what_is_not_carried_is_refused_by_name(step):
     kwargs, line = {"step": step}, REFUSED[step]
@@ -116,6 +122,7 @@ def test_what_is_not_carried_is_refused_by_name(step):
     assert judged(NET, kwargs, "single", 1) == "equal"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("net", ["Han", "NormsByType"])
 def test_rows_by_type(net):
     model = PyG(target=f"conformance.whole_nets.{net}", kwargs={"hidden": 8}, self_loops=False)
@@ -196,6 +203,7 @@ def own(name: str) -> ModelConfig:
     return configured("model", name.partition(",")[0], "model.hidden=8", *OWN[name])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", OWN)
 def test_graph_transformers_of_our_own_equal_the_single_device(name):
     worlds = {"graph_parallel": (1, 2), "sar": (2,), "feature": (2,), "cagnet": (2,)}

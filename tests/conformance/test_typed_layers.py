@@ -245,6 +245,7 @@ OF_PYG = [("RGCNConv", {}), ("RGCNConv", {"num_bases": 2, "aggr": "sum"}), ("RGC
 OF_PYG += [("FastRGCNConv", {"root_weight": False, "bias": False}), ("Shifted", {})]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("kind", "options"), OF_PYG, ids=str)
 def test_a_pyg_model_equals_itself_untouched(kind: str, options: dict[str, Any]) -> None:
     config = PyG(target="pyg_nets.Typed", kwargs={"kind": kind, **options}, self_loops=False)

@@ -125,6 +125,7 @@ def test_shards_on_disk_hold_the_numbers_of_the_dataset(tmp_path: Path, double: 
     assert torch.equal(shard.edge_attr, attr)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("normalize", ["none", "standard", "row"])
 def test_first_loss_equals_a_torch_loop(tmp_path: Path, normalize: str) -> None:
     given = raw(x=numbers(NODES, 3) + 1.7e9 if normalize == "standard" else numbers(NODES, 3))

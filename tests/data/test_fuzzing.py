@@ -268,6 +268,7 @@ def test_every_format_is_accepted_as_written(tmp_path: Path) -> None:
 SIZES: dict[Case, tuple[int, int]] = {arrays_case: (150, 2000), hetero_case: (70, 1000), file_case: (90, 2000)}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", SIZES)
 def test_changed_graph_is_accepted_or_refused_in_one_line(case: Case, tmp_path: Path) -> None:
     fuzz(case, range(SIZES[case][0]), tmp_path)

@@ -23,6 +23,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "folder", "nodes", "edges", "features", "classes", "task", "split"), SIZES)
 def test_sizes(name, folder, nodes, edges, features, classes, task, split, tmp_path, monkeypatch):
     monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))

@@ -100,6 +100,7 @@ def test_alpha_of_the_presets():
     assert Cut.of(products, 2).alpha < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "models", "seeds"),
     [

@@ -147,6 +147,7 @@ def _run(agg, x, blocks, order, grad_out):
     return out, total
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", AGGREGATORS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), num_edges=st.integers(0, 60), rows=st.integers(1, 3), columns=st.integers(1, 3))

@@ -83,6 +83,7 @@ def run_a_rank(file: str, how: str) -> None:
         _threads(world, Reused(Path(file)), Stop())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.slow), "processes"])
 def test_rank_keeps_freed_memory(how, tmp_path: Path) -> None:
     """The heap grows by some rows first: up to glibc 2.37, aligned rows do not fit a hole of exactly their size."""

@@ -56,6 +56,7 @@ def test_one_rank_has_no_link() -> None:
     assert world_of(settings).oversubscribed, "hosts made of one machine share its cores"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

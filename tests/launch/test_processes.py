@@ -66,6 +66,7 @@ ranks[0].join()
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["fork", "server"])
 def test_ranks_of_a_killed_parent_end(tmp_path: Path, how: str) -> None:
     env = environment()
@@ -121,6 +122,7 @@ def test_hanging_rank_is_told_from_waiting_ranks(tmp_path: Path, ranks: list[Bas
     assert hanging({}, set(), 1.0) is None
 
 
+@pytest.mark.slow
 def test_process_with_openmp_threads_is_not_forked() -> None:
     """Threads of numpy's OpenBLAS end at a fork; those of OpenMP stay, and a fork that waits for them hangs."""
     code = (
@@ -131,6 +133,7 @@ def test_process_with_openmp_threads_is_not_forked() -> None:
     assert shown.stdout.split() == ["True", "False"]
 
 
+@pytest.mark.slow
 def test_train_in_a_program_that_reaps_children_completes(tmp_path: Path) -> None:
     program = """
 import os, signal
@@ -167,6 +170,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_train_in_a_fork_of_a_process_with_threads_completes(tmp_path: Path) -> None:
     """OpenMP waits there for the threads of its parent."""
     (tmp_path / "program.py").write_text(FORKED)
@@ -177,6 +181,7 @@ def test_train_in_a_fork_of_a_process_with_threads_completes(tmp_path: Path) -> 
     assert done.stdout.splitlines()[-1] == "True", done.stderr
 
 
+@pytest.mark.slow
 def test_run_with_its_log_on_a_full_disk_completes(tmp_path: Path) -> None:
     """Python flushes stdout before it forks."""
     command = [sys.executable, "-m", "gnnpar", "train", *FEW, "strategy=graph_parallel", "hydra.run.dir=run"]
@@ -201,6 +206,7 @@ def test_rank_that_cannot_start_ends_the_run_in_a_line(tmp_path: Path, monkeypat
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hard", [28, 4096])
 def test_low_limit_of_open_files_is_raised_or_refused(tmp_path: Path, hard: int) -> None:
     """A soft limit is raised."""
@@ -256,6 +262,7 @@ _rank(0, 1, 1, sys.argv[1], b"", None, int(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_measuring_rank_without_its_parent_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEASURES, str(tmp_path), "1"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
@@ -279,6 +286,7 @@ def fails(rank: int, *_: object) -> None:
     sys.exit(7 if rank == 1 else 0)
 
 
+@pytest.mark.slow
 def test_measuring_rank_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_rank", fails)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

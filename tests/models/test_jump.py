@@ -38,6 +38,7 @@ def test_it_is_pygs(jump):
     assert torch.allclose(gradient, theirs_too, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("strategy", "world", "kind", "jump"),
     [

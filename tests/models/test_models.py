@@ -44,6 +44,7 @@ def test_weights_depend_on_the_seed_alone(model):
     assert all(torch.isfinite(p).all() for p in first.parameters())
 
 
+@pytest.mark.quick(94)
 @pytest.mark.parametrize("model", names("model"))
 @pytest.mark.parametrize("shape", [("linear", "linear"), ("linear", "none"), ("none", "linear"), ("none", "none")])
 @pytest.mark.parametrize("norm", ["none", "layer"])

@@ -87,6 +87,7 @@ def worker(config: CodecConfig, *, stops: bool, drains: bool) -> Callable[[Commu
     return body
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("config", [Identity(), Uniform(bits=4), Random(period=2)], ids=["identity", "4 bits", "drawn"])
 def test_a_run_that_stops_with_messages_in_flight_goes_on_bit_for_bit(config: CodecConfig) -> None:
     whole, *others = (

@@ -50,6 +50,7 @@ class EdgeModel(ModelConfig):
         return EdgeConv(in_dim, out_dim)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("first_layer", ["live", "cached"])
 @pytest.mark.parametrize("overlap", ["none", "edges", "central_marginal"])
 def test_edge_rows_stay_with_their_edges(overlap, first_layer):

@@ -33,6 +33,7 @@ def test_they_equal_the_single_device(all_weights: None) -> None:
     assert run("check", words) == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gin", "transformer", "gcnii"])
 def test_every_model_gives_the_gradients_of_the_sum(all_weights: None, model: str) -> None:
     config = configured("model", model, "model.hidden=8", "model.num_layers=3")

@@ -70,6 +70,7 @@ def test_a_fold_without_a_gradient_is_refused_before_training():
         train_in_threads(SAR(), ForwardModel(hidden=4), small_graph(), world=2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("backward", "row"), [("pull", 40), ("push", 56)])
 def test_a_budget_below_one_row_is_refused_before_training(backward, row):
     """One head of width 4 in fp64: 5 numbers a row pulled, 7 pushed; the widest row of all layers decides."""

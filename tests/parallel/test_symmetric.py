@@ -1,12 +1,13 @@
 """Symmetric normalisation in the weights of edges: the same losses and gradients as rows scaled before and after."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composing import configured, in_turn
+from composing import configured
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
@@ -64,7 +65,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
     return found
 
 
-@pytest.mark.parametrize(("inside", "model", "weighted"), in_turn(INSIDE, MODELS, [False, True]))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("inside", "model", "weighted"), product(INSIDE, MODELS, [False, True]))
 def test_losses_and_gradients(inside, model, weighted, made, monkeypatch) -> None:
     strategy, options, world = inside
     job = job_of(strategy, options, world, model, weighted=weighted)
@@ -78,6 +80,7 @@ def test_losses_and_gradients(inside, model, weighted, made, monkeypatch) -> Non
     torch.testing.assert_close(inside.logits, outside.logits, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("strategy", "options", "world"), OUTSIDE)
 def test_messages_of_a_codec_and_rows_that_are_kept_stay_scaled(strategy, options, world, made) -> None:
     job = job_of(strategy, options, world)
@@ -85,9 +88,10 @@ def test_messages_of_a_codec_and_rows_that_are_kept_stay_scaled(strategy, option
     assert not made
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("strategy", "more"),
-    in_turn(
+    product(
         ["single", "graph_parallel", "sar", "cagnet", "feature"], [{"first_layer": "cached"}, {"dtype": torch.bfloat16}]
     ),
 )

@@ -57,6 +57,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [*ODD, "small", "weighted", "carrying"])
 def test_the_blocks_are_those_of_a_cut_in_memory(tmp_path: Path, name: str) -> None:
     dataset = ODD[name]() if name in ODD else small_graph()

@@ -262,6 +262,7 @@ def test_rates_of_a_busy_machine_are_marked_and_measured_again_when_it_is_quiet(
     assert measured == [2, 2]
 
 
+@pytest.mark.slow
 def test_one_device_stands_in_the_table_and_what_experiments_advise_against_is_marked(
     tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

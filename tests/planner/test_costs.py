@@ -135,6 +135,7 @@ def test_cagnet_is_proposed_on_grids_for_sums_alone() -> None:
     assert grids("gcn", 1) == []
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("seed", range(25))
 def test_pipeline_closed_form_is_exact_on_chains(seed: int) -> None:
     """Random devices, links, latencies and chunks: bound by computing or by links."""

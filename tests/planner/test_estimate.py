@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from composing import configured, in_turn
+from composing import configured
 from conftest import Run
 from gnnpar.__main__ import main
 from gnnpar.cli.estimate import rows
@@ -145,6 +146,7 @@ MORE = [
 RUNS += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("strategy", "name", "world"), RUNS, ids=lambda v: v if isinstance(v, str) else None)
 def test_bytes_are_those_of_a_run(strategy: Any, name: str, world: int) -> None:
     dtype = {2: torch.bfloat16, 4: torch.float64}.get(world, torch.float32)
@@ -158,7 +160,8 @@ LEARNED = {"graph_parallel": "gcn", "sar": "gat", "cagnet": "gcn", "feature": "g
 LEARNED |= dict.fromkeys(("digest", "sancus", "gnnpipe", "hybrid"), "gcn")
 
 
-@pytest.mark.parametrize(("case", "how"), in_turn([*LEARNED.items(), ("graph_parallel", "gat")], ["learned", "both"]))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("case", "how"), product([*LEARNED.items(), ("graph_parallel", "gat")], ["learned", "both"]))
 def test_bytes_of_learned_features_are_those_of_a_run(case: tuple[str, str], how: Any) -> None:
     name, model = case
     world, data = 4 if name == "hybrid" else 3, small_graph().with_features(how, 5, 3)
@@ -261,6 +264,7 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "topology=four"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -323,6 +327,7 @@ def test_cagnet_in_one_and_a_half_dimensions(four: str, tmp_path: Path, capsys: 
     assert "strategy.replication=2 adds up partial sums of ranks, but Softmax of layer 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *SMALL, "world_size=4", four]) == 0
     told = capsys.readouterr().out

@@ -28,6 +28,7 @@ from gnnpar.verify.conformance import small_graph, train_in_threads
 MODEL = configured("model", "resgcn", "model.num_layers=4", "model.hidden=8")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "candidate",
     [

@@ -81,6 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("search", ["enumerate", "guided"])
 def test_a_plan_prices_it_beside_ours(folder: Path, search: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--trust", "--json", *ASKED, f"search={search}", "budget=30"]) == 0
@@ -96,6 +97,7 @@ def test_a_plan_prices_it_beside_ours(folder: Path, search: str, capsys: pytest.
     assert plan["strategy"] == {"name": "mine", "_target_": "own_strategies.Mine", "seconds": 1e-6}
 
 
+@pytest.mark.slow
 def test_the_tables_list_all_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--trust", *ASKED, "search=enumerate", "world_size=4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -131,6 +133,7 @@ codec: {_target_: gnnpar.codecs.codec.Identity}
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [pytest.param("plan", marks=pytest.mark.slow), "estimate"])
 def test_code_of_a_folder_that_nobody_named_does_not_run(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -148,6 +151,7 @@ def test_code_of_a_folder_that_nobody_named_does_not_run(
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -79,6 +79,7 @@ def test_a_message_of_its_own_is_timed_where_forward_may_draw_no_noise() -> None
     assert all(min(f.times) > 0 for i in range(ir.num_layers) for f in ir.folds(i))
 
 
+@pytest.mark.slow
 def test_memory_of_a_message_of_its_own_is_that_of_a_run(
     run_cli: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +135,7 @@ def test_strategies_that_refuse_a_model_are_left_out_with_the_reason() -> None:
     assert "convs.0 of model=pyg reads whole ones" in request.registry.unpriced()["sar"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["GCN", "GAT"])
 def test_tag_trains_a_pyg_model_and_predicts_its_bytes(name: str) -> None:
     config, data, strategy = pyg(name, hidden=8), small_graph(), TAG(rates="nominal")

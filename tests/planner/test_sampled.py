@@ -167,6 +167,7 @@ def test_batches_of_clusters_and_drawn_subgraphs_are_priced_as_they_are_drawn() 
     assert clusters.whole.structure < saint.whole.structure  # counts of nodes and edges
 
 
+@pytest.mark.slow
 def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: Path) -> None:
     """In a process of its own: a peak counts whatever else its process holds."""
     chosen = ("model=sage", "model.hidden=64", "dataset.num_nodes=3000", "strategy=minibatch", "strategy.fanout=[6,4]")

@@ -164,6 +164,7 @@ def test_latex_compiles_and_is_no_wider_than_the_text(
     assert all(200 < width <= TEXT_WIDTH for width in widths.values()), widths
 
 
+@pytest.mark.slow
 def test_figures_are_files_of_three_kinds_with_the_data_behind_them(study: Path, capsys: pytest.CaptureFixture) -> None:
     (study / "figures").mkdir()
     outside = study / "outside"
@@ -192,6 +193,7 @@ def test_figures_are_files_of_three_kinds_with_the_data_behind_them(study: Path,
     assert ">graph_parallel</text>" in svg and "legend" not in svg  # names stand beside their curves
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [r"$\frac{$", "a$b$", "[/red]"])
 def test_names_are_no_formulas_and_no_markup(
     plant: Plant, study: Path, capsys: pytest.CaptureFixture, name: str

@@ -133,6 +133,7 @@ def test_a_sweep_is_a_run_a_job_in_one_group_also_where_jobs_fail(gnnpar: Run, t
     assert "the loss is" in kept[3].summary["error"]
 
 
+@pytest.mark.slow
 def test_an_online_run_arrives(gnnpar: Run, tmp_path: Path) -> None:
     with serve() as server:
         done = gnnpar(
@@ -269,6 +270,7 @@ def test_without_a_server_or_a_key_a_run_is_kept_offline(
     assert kept.of("exit")[-1]["exit_code"] == 1  # nobody said that it completed
 
 
+@pytest.mark.slow
 def test_wandb_is_imported_when_a_run_is_opened_and_not_before(tmp_path: Path) -> None:
     code = """
 import sys
@@ -368,6 +370,7 @@ def test_wandb_that_never_starts_is_not_waited_for(
     never.set()
 
 
+@pytest.mark.slow
 def test_second_run_of_one_process_has_a_mirror_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)

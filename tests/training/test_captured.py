@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 
 import captured_runs
 from captured_runs import EPOCHS, WARM_UP, run, simulated
-from composing import ALIKE, PRESETS, configured, in_turn, names, settings_of
+from composing import ALIKE, PRESETS, configured, names, settings_of
 from engines import open_rank
 from gnnpar.comm.world import World
 from gnnpar.data.tasks import make_task
@@ -66,6 +67,7 @@ def _pairs():
                 yield strategy, model
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("strategy", "model"), list(_pairs()))
 def test_replays_have_the_bits_of_epochs(cuda, strategy, model):
     if not carries(strategy, model):  # of the long suite: to ask takes long
@@ -87,6 +89,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("strategy", "model", "overrides"), OPTIONS)
 def test_options(cuda, strategy, model, overrides):
     _assert_equal(cuda, strategy, model, *overrides.split())
@@ -104,7 +107,8 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.parametrize(("optim", "precision"), in_turn(OPTIMIZERS, [torch.float64, torch.float32]))
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("optim", "precision"), product(OPTIMIZERS, [torch.float64, torch.float32]))
 def test_other_optimizers(cuda, optim, precision):
     _assert_equal(cuda, "graph_parallel", "gcn", optim=optim, dtype=precision)
 
@@ -244,6 +248,7 @@ WORLD = World(
 )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("overrides", "world", "line"),
     [

@@ -114,6 +114,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return train_until
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "case",
     rest_slow(
@@ -152,6 +153,7 @@ ALIKE = (*PRESETS, "adaqp", "bns", "cagnet", "digest", "pipegcn", "sancus")
 SLOW = {*EACH, *((name, "all") for name in ALIKE)} - {("gnnpipe", "buffers"), ("graph_parallel", "batch_norm")}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("case", "kind"),
     [
@@ -256,6 +258,7 @@ def test_a_longer_run_goes_on_in_another_folder(run: Path, tmp_path: Path) -> No
     assert hashes(tmp_path / "one") == hashes(tmp_path / "whole")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "dropped"),
     [

@@ -100,6 +100,7 @@ def test_layers_that_read_those_before_have_a_program_for_any_graph(tmp_path: Pa
         assert largest_error(program(*few), Plain(loaded.model)(*few)) < 1e-5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_a_program_names_no_folder_of_this_machine(name: str, tmp_path: Path) -> None:
     torch.export.save(traced(built(name)), tmp_path / "program.pt2")
@@ -180,6 +181,7 @@ def test_a_pyg_model_is_the_same_in_plain_torch_and_in_its_own_class(target: str
     assert largest_error(found, wanted) < 1e-12
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["gcn", "gat", "gated", "transformer"])
 def test_the_program_of_a_pyg_model_takes_graphs_of_any_size(target: str) -> None:
     model = PyG(target=f"pyg_nets.{target}", self_loops=True).build(6, 3, seed=1)

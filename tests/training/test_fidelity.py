@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from composing import in_turn, rest_slow, settings_of
+from composing import rest_slow, settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.codecs.codec import BFloat16, CodecConfig, ConfigDefaults, Drop, Identity, _Cast
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -60,8 +61,9 @@ def train(folder: Path, codec: CodecConfig, *overrides: str) -> tuple[list[dict[
     return rows, json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("codec", "first_layer"), in_turn([Identity(), BFloat16(), Tiring(), Drop()], ["live", "cached"])
+    ("codec", "first_layer"), product([Identity(), BFloat16(), Tiring(), Drop()], ["live", "cached"])
 )
 def test_losses_with_and_without_probes_are_the_same_bits(tmp_path: Path, codec: CodecConfig, first_layer: str) -> None:
     model = "model=sage" if first_layer == "cached" else "model=gat"
@@ -83,6 +85,7 @@ def test_losses_with_and_without_probes_are_the_same_bits(tmp_path: Path, codec:
         assert found["cosine"]["min"] < 1 - 1e-9
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("strategy", rest_slow(["adaqp", "adaqp_q", "sar"]))
 def test_strategies_with_a_memory_do_not_notice_a_probe(tmp_path: Path, strategy: str) -> None:
     """AdaQP traces what it sends and reassigns bits by it; link costs, which decide too, are those of the first run."""

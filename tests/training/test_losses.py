@@ -131,6 +131,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
 PAIRS = [(case, world) for case in CASES for world in (WORLDS if case in ("smoothing", "unknown") else WORLDS[1:2])]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("case", "world"), PAIRS, ids=[f"{case}-{w[0]}-{w[1]}" for case, w in PAIRS])
 def test_losses_equal_a_plain_loop(case: str, world: tuple[str, int, Any]) -> None:
     (make, chosen, loss), (strategy, ranks, keys) = CASES[case], world
@@ -218,6 +219,7 @@ def test_callbacks_stop_the_run_on_all_ranks() -> None:
         trained(data, "graph_parallel", 2, {"comm": "gloo", "callbacks": [lambda epoch, metrics: None]})
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("end", "warned"), [("", False), ("sigmoid", True), ("log_softmax", False)])
 def test_outputs_that_are_probabilities_are_one_line(end: str, warned: bool, capsys: pytest.CaptureFixture) -> None:
     data = graph(classes())

@@ -132,6 +132,7 @@ def test_a_paced_run_computes_the_same_and_says_over_which_links(run_here: Run, 
     assert found["hashes"]["config"] != local["hashes"]["config"]
 
 
+@pytest.mark.slow
 def test_early_stopping_and_a_plan_given_back(run_here: Run, tmp_path: Path) -> None:
     common = ("comm=threads", "model=gcn", "eval_every=1", *SMALL)
     # nothing ever improves by 1: the first evaluation is the best, two more end the run
@@ -151,6 +152,7 @@ def test_early_stopping_and_a_plan_given_back(run_here: Run, tmp_path: Path) -> 
     assert "is for 2 ranks, but there are 3: set world_size=2" in other.stderr
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -179,6 +181,7 @@ def test_data_that_is_not_there_is_one_line(run_here: Run, tmp_path: Path) -> No
     assert "nowhere.npz" in done.stderr
 
 
+@pytest.mark.slow
 def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_here: Run, tmp_path: Path) -> None:
     common = ("model=gat", "model.hidden=16", "world_size=4", "comm=threads", "epochs=3", "eval_every=3", *SMALL)
     for name in ("graph_parallel", "sar"):
@@ -222,6 +225,7 @@ def test_a_budget_below_one_row_is_one_line(run_here: Run) -> None:
     assert "strategy.rounds=1e-06 MiB holds no row of 272 bytes: set it to at least 0.00026" in lines[0]
 
 
+@pytest.mark.slow
 def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_here: Run, tmp_path: Path) -> None:
     common = (
         "strategy=adaqp",
@@ -252,6 +256,7 @@ def test_adaqp_says_what_it_chose_and_a_profile_gives_it_back(run_here: Run, tmp
     assert again["loss"] == found["loss"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("graph_parallel", 2)])
 def test_trace_leaves_a_chrome_trace_of_one_epoch(tmp_path: Path, strategy: str, world_size: int) -> None:
     asked = (f"strategy={strategy}", f"world_size={world_size}", "comm=threads", "epochs=3", "trace=true")
@@ -289,6 +294,7 @@ def test_trace_of_a_pipeline_leaves_its_schedule_planned_and_measured(tmp_path: 
     assert picture.count(">rank 0<") == 2 and "planned: " in picture and "measured: epoch 1" in picture
 
 
+@pytest.mark.slow
 def test_a_pipeline_says_what_its_stages_cost(tmp_path: Path) -> None:
     """Stage bytes to the byte, bubbles, histories, a probe, the picture; and its plan gives the same run again."""
     asked = ["strategy=hybrid", "strategy.stages=2", "strategy.parts=2", "strategy.boundary.bits=8", "model=gcnii"]

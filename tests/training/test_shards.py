@@ -47,6 +47,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("strategy", "overrides"), CASES, ids=lambda value: "-".join(value) if value else "")
 def test_the_same_bits_as_from_memory(tmp_path: Path, shards: Path, strategy: str, overrides: tuple) -> None:
     given = (*strategy_of(strategy), *overrides, "epochs=4")
@@ -85,6 +86,7 @@ def test_a_run_from_memory_goes_on_from_one_from_shards(tmp_path: Path, shards: 
     assert hashes(tmp_path / "on") == hashes(tmp_path / "memory")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

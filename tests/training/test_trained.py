@@ -33,6 +33,7 @@ def accuracy(logits: torch.Tensor, dataset: Dataset, mask: torch.Tensor) -> floa
     return float((logits.argmax(1) == dataset.y)[mask].double().mean())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gat", "gcn"])
 def test_the_loaded_module_predicts_what_was_evaluated(tmp_path: Path, model: str) -> None:
     common = ("strategy=graph_parallel", f"model={model}", "epochs=8", "optim.lr=0.2", "checkpoint.every=2")
@@ -156,6 +157,7 @@ def test_loaded_model_does_not_depend_on_the_default_dtype(tmp_path: Path) -> No
     assert not any(each.is_inference() for each in model.parameters())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["hgt", "rgat", "rgcn"])
 def test_unseen_edge_types_are_refused(tmp_path: Path, model: str) -> None:
     overrides = ["debug=tiny", "strategy=single", f"model={model}", "dataset=sbm_typed", "epochs=1", "model.hidden=8"]
