@@ -100,7 +100,6 @@ def test_alpha_of_the_presets():
     assert Cut.of(products, 2).alpha < 0.2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "models", "seeds"),
     [

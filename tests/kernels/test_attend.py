@@ -135,6 +135,7 @@ def test_cpu_body_equals_specification(kit, heads, width, drop, dtype, scale, in
         kit.assert_near(got, reference, tolerance=tolerance)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("heads", "width", "dtype", "index", "drop", "scale"), CUT_CASES)
 def test_rows_of_every_length(kit, body, heads, width, dtype, index, drop, scale):
     """Degrees around the bounds of Triton's classes and pieces, in both orientations; some edges are multiple."""
@@ -159,6 +160,7 @@ def test_rows_of_every_length(kit, body, heads, width, dtype, index, drop, scale
     assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("slope", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize(("drop", "compress", "scale"), [(None, True, 1.0), (DROP, False, 1.0), (DROP, True, 1e4)])
 def test_destination_gradient_without_edges(kit, body, slope, drop, compress, scale):
@@ -184,6 +186,7 @@ def test_destination_gradient_without_edges(kit, body, slope, drop, compress, sc
         kit.assert_near(again, grad, tolerance=1e-13)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("drop", [None, DROP])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_destination_gradient_of_16_bit_rows(kit, body, drop, scale):
@@ -197,6 +200,7 @@ def test_destination_gradient_of_16_bit_rows(kit, body, drop, scale):
     _assert_similar(grad, expected[4], tolerance=5e-7 * max(10.0, scale))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(  # every pair of values is there
     ("compress", "drop", "scale"), [(False, None, 1e4), (True, None, 1.0), (False, DROP, 1.0), (True, DROP, 1e4)]
 )
@@ -215,6 +219,7 @@ def test_any_order_of_blocks(kit, body, compress, drop, scale):
         kit.assert_near(got, reference, tolerance=1e-11)
 
 
+@pytest.mark.quick(1)
 def test_small_and_large_scores_chain(kit, body):
     """One block's scores need no shift, the other's do: the CPU body changes its state's kind midway."""
     graph = kit.degree_graph()

@@ -105,6 +105,7 @@ def test_specification_equals_autograd(kit, heads, width, attributes, drop):
         kit.assert_near(got, reference, tolerance=1e-12)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("heads", "width", "attributes", "dtype", "index", "drop", "scale"), CASES)
 def test_rows_of_every_length(kit, body, heads, width, attributes, dtype, index, drop, scale):
     """Degrees around the bounds of Triton's classes and pieces, in both orientations; some edges are multiple."""
@@ -125,6 +126,7 @@ def test_rows_of_every_length(kit, body, heads, width, attributes, dtype, index,
         assert torch.equal(got, again)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("order", "drop", "compress", "scale"), [((0, 1, 2, 3), DROP, True, 30.0), ((3, 2, 0, 1), None, False, 1.0)]
 )

@@ -94,6 +94,7 @@ def test_specification_equals_autograd(kit, heads, width, drop):
         kit.assert_near(got, reference, tolerance=1e-12)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("heads", "width", "dtype", "index", "drop", "scale"), CASES)
 def test_rows_of_every_length(kit, body, heads, width, dtype, index, drop, scale):
     """Degrees around the bounds of Triton's classes and pieces, in both orientations; some edges are multiple."""
@@ -118,6 +119,7 @@ def test_rows_of_every_length(kit, body, heads, width, dtype, index, drop, scale
         assert torch.equal(got, again)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("order", "slope", "drop", "compress", "scale"),
     [((0, 1, 2, 3), 0.0, DROP, True, 30.0), ((3, 2, 0, 1), -0.5, None, False, 1.0)],

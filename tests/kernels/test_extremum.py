@@ -38,6 +38,7 @@ def test_equals_the_definition(kit, body, dtype, index, ids):
     assert torch.equal(body.extremum_finish(state), best)
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [(shape, torch.float32) for shape in ((), (8,), (47,), (2, 128))]

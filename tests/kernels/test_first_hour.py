@@ -144,6 +144,7 @@ else:
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "command",
     [

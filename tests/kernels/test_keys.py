@@ -33,6 +33,7 @@ def test_another_key_in_the_same_place_is_another_mask(body):
         assert torch.equal(body.keep_mask(ids, 9, p=0.5, key=words), body.keep_mask(ids, 9, p=0.5, key=key))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("branch", [False, True])
 def test_attention(body, kit, branch):
     graph = kit.degree_graph()

@@ -107,6 +107,7 @@ def _graph() -> Dataset:
     return Dataset.of("hubs", x=data.x, y=data.y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(not interpreting(), reason="launches are seen in the interpreter")
 @pytest.mark.parametrize(("strategy", "world", "options", "model", "settings", "precision"), list(_cases()))
 def test_what_is_launched_is_compiled_ahead_of_time(monkeypatch, strategy, world, options, model, settings, precision):
@@ -115,6 +116,7 @@ def test_what_is_launched_is_compiled_ahead_of_time(monkeypatch, strategy, world
     _assert_compiled(launched)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(not interpreting(), reason="launches are seen in the interpreter")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model", ["gat", "gatv2", "transformer"])

@@ -51,6 +51,7 @@ def _same(actual: Tensor, expected: Tensor) -> bool:
     return torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.nan_to_num(), expected.nan_to_num())
 
 
+@pytest.mark.quick(42)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_one_code_gives_the_bytes_of_the_specification(body, width, code):

@@ -19,6 +19,7 @@ def _dense(graph):
     )
 
 
+@pytest.mark.quick(64)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("shape", [(), (1,), (8,), (47,), (300,), (2, 5), (0,), (2, 0)])

@@ -17,6 +17,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.skipif(not interpreting(), reason="kernels are compiled here: tests/kernels -m gpu tests them")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
