@@ -21,7 +21,7 @@ from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.needs import refuse
-from gnnpar.parallel.view import largest_of, total_of
+from gnnpar.parallel.view import total_of
 from gnnpar.planner.extract import record
 from gnnpar.verify.conformance import check, small_graph, train_in_threads
 from gnnpar.verify.soundness import find_fault
@@ -137,7 +137,7 @@ def test_total_and_its_gradient_are_sums_over_ranks_in_fp32():
         part = torch.full((2, 3), 40_000.0, dtype=torch.float16, requires_grad=True)
         total = total_of(part, comm, MessageTag(0, 0, 0, "global"))
         (total * (comm.rank + 1)).sum().backward()
-        return total.detach(), part.grad, largest_of(total + comm.rank, comm, None), comm.ledger.drain().bytes
+        return total.detach(), part.grad, total_of(total + comm.rank, comm, None, "max"), comm.ledger.drain().bytes
 
     for total, gradient, largest, sent in ThreadWorld(2).run(body):
         assert bool((total == 80_000).all())  # inf in fp16
