@@ -18,21 +18,18 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
 from traceback import walk_stack
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import get_default_nowrap_functions
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from gnnpar.folds.block import widened
 from gnnpar.graph import Graph, Reduction
 from gnnpar.models.pyg.nested import Called, leaves, mapped_call
 from gnnpar.precision import unmixed
-
-if TYPE_CHECKING:
-    from gnnpar.models.pyg.layout import Layout
 
 _LARGEST = 2**62
 Dim = int | Sequence[int] | None
@@ -71,7 +68,7 @@ class NodeRows(Tensor):
             if isinstance(result, NodeRows):
                 return result
             at = _row_dimension(func, args, given, result)
-            return result if at is None and rows.layout is None else NodeRows.of(cls.kind, result, at or 0)
+            return result if at is None and rows.by_type is None else NodeRows.of(cls.kind, result, at or 0)
 
         return out if func in get_default_nowrap_functions() else tree_map_only(Tensor, marked, out)
 
@@ -97,30 +94,25 @@ class _OfOwnRows(Exception):
 class GlobalReductions:
     """Reductions over the rows of all nodes while a forward runs on `g`.
 
-    layout: positions of each type's rows in a typed graph. names: of modules, by id. readers: names of modules that
+    by_type: number of own rows of each type in a typed graph. names: of modules, by id. readers: names of modules that
     reduce or count rows. active: intercept torch's functions, not only modules that count rows.
     """
 
-    def __init__(self, g: Graph, layout: Layout | None, names: Mapping[int, str]) -> None:
-        self.g, self.layout, self.names, self.readers = g, layout, names, dict[str, None]()
-        self.own, self._by_type = len(g.node_ids), list[float]()
-        self.active = bool(names) or layout is not None or self.own != g.num_nodes  # others have rows
+    def __init__(self, g: Graph, by_type: Sequence[int] | None, names: Mapping[int, str]) -> None:
+        self.g, self.by_type, self.names, self.readers = g, by_type, names, dict[str, None]()
+        self.own, self._numbers = len(g.node_ids), list[float]()
+        self.active = bool(names) or by_type is not None or self.own != g.num_nodes  # others have rows
 
-    def number(self, kind: int) -> int:
+    def number(self, kind: int = 0) -> int:
         """Return the number of nodes of a type in the whole graph; without types, of all nodes."""
-        if self.layout is not None and not self._by_type:
-            own = [float(len(rows)) for rows in self.layout.rows]
-            self._by_type = self.total(self.g.node_ids.new_tensor(own, dtype=torch.float64)).tolist()
-        return self.num_nodes if self.layout is None else round(self._by_type[kind])
-
-    @property
-    def num_nodes(self) -> int:
         self._note()
-        return self.g.num_nodes
+        if self.by_type is not None and not self._numbers:
+            self._numbers = self.g.total(self.g.node_ids.new_tensor(self.by_type, dtype=torch.float64)).tolist()
+        return self.g.num_nodes if self.by_type is None else round(self._numbers[kind])
 
     def marked(self, value: object) -> object:
         """Mark [N, ...] rows of the nodes of a graph without types; return other values unchanged."""
-        rows = self.active and self.layout is None and type(value) in (Tensor, nn.Parameter)
+        rows = self.active and self.by_type is None and type(value) in (Tensor, nn.Parameter)
         rows = rows and value.is_floating_point() and value.ndim and len(value) == self.own
         return NodeRows.of(0, value) if rows else value
 
@@ -172,8 +164,7 @@ class GlobalReductions:
     def _softmax(self, func: Called, input: NodeRows, dim: int, _stacklevel: int = 3, *, dtype: DType = None) -> Tensor:
         """Return softmax or log_softmax."""
         dims, x = _reduced(input, dim), input if dtype is None else input.to(dtype)
-        largest = _or_lowest(x.plain().detach(), x.at).amax(dims, keepdim=True)
-        shifted = x - self.total(largest, "max").to(x.dtype)
+        shifted = x - self._largest(x.plain(), x.at, dims).to(x.dtype)
         total = shifted.exp().sum(dims, True)
         return shifted - total.log() if func.__name__ == "log_softmax" else shifted.exp() / total
 
@@ -191,16 +182,15 @@ class GlobalReductions:
         gradient is torch's: split over equal entries, or given to the node of that id."""
         name = func.__name__
         sign, with_ids = -1 if "min" in name else 1, name in ("max", "min") and dim is not None
-        if with_ids and (not isinstance(dim, int) or self.layout is not None):
+        if with_ids and (not isinstance(dim, int) or self.by_type is not None):
             raise _OfOwnRows
         dims = _reduced(input, dim)
-        x = _or_lowest(sign * input.plain(), input.at)
-        best = self.total(x.detach().amax(dims, keepdim=True), "max")
+        x = sign * input.plain()
+        best = self._largest(x, input.at, dims)
         taken, place = x == best, None
         if with_ids:
-            ids = F.pad(self.g.node_ids, (0, x.shape[input.at] - self.own), value=_LARGEST)
-            ids = ids.view([-1 if d == input.at else 1 for d in range(x.ndim)])
-            place = -self.total(-torch.where(taken, ids, _LARGEST).amin(dims, keepdim=True), "max")
+            ids = self.g.node_ids.view([-1 if d == input.at else 1 for d in range(x.ndim)])
+            place = -self._largest(-torch.where(taken, ids, _LARGEST), input.at, dims)
             taken = ids == place
         if x.is_floating_point():
             count = self.total(taken.sum(dims, keepdim=True).to(widened(best).dtype)) if place is None else 1
@@ -209,14 +199,20 @@ class GlobalReductions:
         shaped = [each if each is None or keepdim else each.squeeze(dims) for each in (sign * best, place)]
         return shaped[0] if place is None else vars(torch.return_types)[name](shaped)
 
+    def _largest(self, x: Tensor, at: int, dims: tuple[int, ...]) -> Tensor:
+        """Return the largest of all nodes, without a gradient; `dims` have size 1. A rank may have no rows."""
+        if not x.shape[at]:
+            lowest = (torch.finfo if x.is_floating_point() else torch.iinfo)(x.dtype).min
+            x = torch.full_like(x.sum(at, keepdim=True, dtype=x.dtype), lowest)
+        return self.total(x.detach().amax(dims, keepdim=True), "max")
+
     def _product(self, func: Called, *args: object) -> Tensor:
         """Return einsum or A^T B that sums over rows, computed in fp32 at least, also under autocast."""
         rows = next(_marked(args))
-        try:
-            empty = _empty_dimensions(func, args)
-        except RuntimeError:  # the row dimension meets one of a tensor without a mark
-            empty = _empty_dimensions(func, args, rows.shape[rows.at])
-        if empty:
+        empty = _empty_dimensions(func, args)
+        if empty is None:  # the row dimension may meet one of a tensor without a mark
+            empty = _empty_dimensions(func, args, num=rows.shape[rows.at])
+        if empty != []:
             raise _OfOwnRows
         args, _ = mapped_call(args, {}, lambda t: widened(t.as_subclass(Tensor)) if isinstance(t, Tensor) else t)
         with unmixed(rows.device):
@@ -265,27 +261,29 @@ def _row_dimension(func: Called, args: tuple, given: Mapping[str, object], out: 
     rows = max((t for t in _marked(args) if t.ndim), key=lambda t: t.ndim, default=None)
     if rows is None or (func.__name__.startswith("new_") and out.ndim > 1):  # a table for scatter
         return None
-    places = [place for place, size in enumerate(out.shape) if size == rows.shape[rows.at]]
-    if len(places) > 1:
-        with suppress(RuntimeError, IndexError):
-            places = _empty_dimensions(func, args, given=given) or places
-    return rows.at if rows.at in places and len(places) > 1 else next(iter(places), None)
+    places = [d for d, size in enumerate(out.shape) if size == rows.shape[rows.at]]
+    if len(places) > 1 and (empty := _empty_dimensions(func, args, given)) is not None:
+        places = [d for d in places if d in empty]
+    return rows.at if rows.at in places else next(iter(places), None)
 
 
 def _empty_dimensions(
-    func: Called, args: tuple, num: int | None = None, given: Mapping[str, object] | None = None
-) -> list[int]:
-    """Return the empty dimensions of the result of `func` if it is given no rows. num: size of the dimensions of
-    tensors without a mark that are rows, too. RuntimeError, IndexError: sizes do not match then."""
+    func: Called, args: tuple, given: Mapping[str, object] | None = None, num: int | None = None
+) -> list[int] | None:
+    """Return the empty dimensions of the result of `func` if it is given no rows; None if it fails then. num: size of
+    the dimensions of tensors without a mark that hold rows, too."""
 
     def without_rows(value: object) -> object:
         if not isinstance(value, Tensor):
             return value
         at = [value.at] if isinstance(value, NodeRows) else [d for d, size in enumerate(value.shape) if size == num]
-        return value.as_subclass(Tensor).new_empty([0 if d in at else size for d, size in enumerate(value.shape)])
+        sizes = [0 if d in at else size for d, size in enumerate(value.shape)]
+        return value.as_subclass(Tensor).new_empty(sizes) if at else value
 
     args, given = mapped_call(args, given, without_rows)
-    return [d for d, size in enumerate(next(leaves(func(*args, **given))).shape) if size == 0]
+    with suppress(RuntimeError, IndexError), _disable_current_modes():  # a planner records operators
+        return [d for d, size in enumerate(next(leaves(func(*args, **given))).shape) if size == 0]
+    return None
 
 
 def _marked(values: object) -> Iterator[NodeRows]:
@@ -294,16 +292,8 @@ def _marked(values: object) -> Iterator[NodeRows]:
 
 def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
     """Return the dimensions of `dim`. Raise _OfOwnRows unless they include the row dimension."""
-    if not isinstance(x, NodeRows) or not x.ndim:
-        raise _OfOwnRows
-    given = (dim,) if isinstance(dim, int) else dim or range(x.ndim)
-    dims = tuple(each % x.ndim for each in given)
-    if x.at not in dims:
-        raise _OfOwnRows
-    return dims
-
-
-def _or_lowest(x: Tensor, at: int) -> Tensor:
-    """Return the rows, or one row of the lowest number if there are none."""
-    lowest = torch.finfo(x.dtype).min if x.is_floating_point() else torch.iinfo(x.dtype).min
-    return x if x.shape[at] else x.new_full([1 if d == at else size for d, size in enumerate(x.shape)], lowest)
+    if isinstance(x, NodeRows) and x.ndim:
+        dims = tuple(each % x.ndim for each in ((dim,) if isinstance(dim, int) else dim or range(x.ndim)))
+        if x.at in dims:
+            return dims
+    raise _OfOwnRows

@@ -455,7 +455,7 @@ class PyGNet(GNN):
         training, rows = self._begins(g), None
         if self._measuring or self.totals:
             names = {id(module): name for name, module in self.named_modules()} if self._measuring else {}
-            rows = GlobalReductions(g.at(0), layout, names)
+            rows = GlobalReductions(g.at(0), layout and [len(rows) for rows in layout.rows], names)
         with self._folding(g, x, layout, training=training, rows=rows) as edges:
             if layout is None:
                 batch = {"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {}

@@ -3,7 +3,6 @@ that read the number of rows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ def graph_size(
 ) -> Tensor:
     if len(x) != rows.own or (batch is not None and bool(batch.any())):
         return type(norm).forward(norm, x, batch, batch_size)
-    return x / math.sqrt(rows.num_nodes)
+    return x / rows.number() ** 0.5
 
 
 def attention(
@@ -100,7 +99,7 @@ def attention(
     q, k, v = (lin(x).unflatten(1, (conv.heads, conv.head_channels)) for lin in (conv.q, conv.k, conv.v))
     v = v if mask is None else v.masked_fill(~mask[0][:, None, None], 0.0)
     q, k = (F.normalize(torch.where(t == 0, 1e-6, t), dim=-1) for t in (q, k))
-    number, (out, share) = rows.num_nodes, over_all_nodes(rows.g, q, k, v)
+    number, (out, share) = rows.number(), over_all_nodes(rows.g, q, k, v)
     return ((out + number * v) / (share + number)).mean(1).to(x.dtype)[None]
 
 
