@@ -13,7 +13,7 @@ device, and an error names the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
@@ -208,7 +208,7 @@ class GlobalReductions:
 
     def _product(self, func: Called, *args: object) -> Tensor:
         """Return einsum or A^T B that sums over rows, computed in fp32 at least, also under autocast."""
-        rows = next(_marked(args))
+        rows = next(each for each in leaves(args) if isinstance(each, NodeRows))
         empty = _empty_dimensions(func, args)
         if empty is None:  # the row dimension may meet one of a tensor without a mark
             empty = _empty_dimensions(func, args, num=rows.shape[rows.at])
@@ -258,7 +258,8 @@ GLOBAL_REDUCTIONS: ContextVar[GlobalReductions | None] = ContextVar("reduces", d
 def _row_dimension(func: Called, args: tuple, given: Mapping[str, object], out: Tensor) -> int | None:
     """Return the dimension of `out` that holds rows of nodes: the only one of their number, or of several the one that
     is empty if `func` is given no rows. None: none has their number."""
-    rows = max((t for t in _marked(args) if t.ndim), key=lambda t: t.ndim, default=None)
+    marked = (each for each in leaves(args) if isinstance(each, NodeRows) and each.ndim)
+    rows = max(marked, key=lambda each: each.ndim, default=None)
     if rows is None or (func.__name__.startswith("new_") and out.ndim > 1):  # a table for scatter
         return None
     places = [d for d, size in enumerate(out.shape) if size == rows.shape[rows.at]]
@@ -284,10 +285,6 @@ def _empty_dimensions(
     with suppress(RuntimeError, IndexError), _disable_current_modes():  # a planner records operators
         return [d for d, size in enumerate(next(leaves(func(*args, **given))).shape) if size == 0]
     return None
-
-
-def _marked(values: object) -> Iterator[NodeRows]:
-    return (each for each in leaves(values) if isinstance(each, NodeRows))
 
 
 def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
