@@ -19,8 +19,8 @@ from gnnpar.targets import TRUST
 from gnnpar.track.console import complain_once
 from gnnpar.track.text import printable
 
-COMMANDS = ("train", "data", "partition", "plan", "estimate", "compare", "study", "ablate", "status")
-COMMANDS += ("dashboard", "doctor", "check", "new", "cite", "export", "predict")
+COMMANDS = ("train", "partition", "plan", "estimate", "compare", "study", "ablate", "status")
+COMMANDS += ("data", "dashboard", "doctor", "check", "new", "cite", "export", "predict")
 _WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
 _WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP)
 

@@ -130,7 +130,7 @@ class GlobalReductions:
     # Reductions take the function that the model calls, and its arguments. `_sum`, `_extreme`, `_product` and
     # `_scatter` read other ranks' rows, with a gradient; the others are torch's formulas on marked rows.
 
-    def _sum(self, func: Called, input: NodeRows, dim: Dim = None, keepdim: bool = False, *, dtype: DType = None):
+    def _sum(self, func: Called, input: NodeRows, dim: Dim = None, keepdim=False, *, dtype: DType = None) -> Tensor:
         """Return sum or mean."""
         dims, mean = _reduced(input, dim), func.__name__ == "mean"
         out = self.total(widened(input.plain()).sum(dims, keepdim=keepdim))
