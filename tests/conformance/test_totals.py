@@ -160,12 +160,10 @@ class Centring(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Centred(ModelConfig):
+    totals = ("the centring",)
+
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         return Centring(in_dim, out_dim)
-
-    @property
-    def totals(self) -> tuple[str, ...]:
-        return ("the centring",)
 
 
 def test_own_model_is_equal_on_several_ranks_its_bytes_are_counted_and_planned():

@@ -92,7 +92,7 @@ def attention(
     """Return linear attention over all nodes. x, mask: from to_dense_batch, which drops the mark of rows. Shapes: x
     [1, N, F], mask [1, N] -> [1, N, F']."""
     if x.shape[:2] != (1, rows.own):
-        return type(conv).forward(conv, x, mask)
+        return type(conv).forward(conv, x, mask)  # pyright: ignore[reportArgumentType] - of one class or the other
     if isinstance(conv, PolynormerAttention):
         return type(conv).forward(conv, NodeRows.of(0, x, 1) if rows.active else x, mask)
     x = x[0].as_subclass(Tensor)
