@@ -36,7 +36,7 @@ WHOLE = {
 }
 ELSEWHERE = [("single", 1), ("graph_parallel", 2), ("sar", 2), ("feature", 2), ("cagnet", 2), ("halo=cover", 4)]
 QUICK = {"linear attention", "max pool", "columns", "standard", "clusters", "aggregation", "GraphNorm", "InstanceNorm"}
-QUICK |= {"attention over a node's hops", "shadowed attention"}
+QUICK |= {"attention over a node's hops", "shadowed attention", "equal entries"}
 
 
 def built(target: str, kwargs: Mapping[str, object]) -> nn.Module:
@@ -98,6 +98,12 @@ def test_polynormer_with_dropout_is_the_same_on_several_ranks():
         train("conformance.whole_nets.polynormer", kwargs, data, "graph_parallel", world, seed=0) for world in (1, 4)
     )
     assert four.losses == pytest.approx(one.losses, rel=1e-9)
+
+
+def test_rows_and_columns_of_one_number_are_told_apart():
+    data, kwargs = graph(seed=1, nodes=32), {"step": "as many rows as columns"}  # 8 rows on each rank, 8 columns
+    due = plain(lambda: built(NET, kwargs), data)
+    assert str(verdict(NET, kwargs, data, "graph_parallel", 4, due, seed=0)) == "equal"
 
 
 def test_virtual_node_is_a_node_like_others():
