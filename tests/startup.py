@@ -24,7 +24,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("partition", "plan", "estimate", "compare", "ablate", "status", "dashboard", "doctor", "check", "new")
-COMMANDS += ("cite", "export", "predict")
+COMMANDS += ("cite", "data", "export", "predict")
 TRAIN = ("train", "dataset=sbm", "model=gcn", "epochs=3", "tracker.every=1", "hydra.run.dir=run")
 TWO = ("strategy=graph_parallel", "world_size=2", "threads_per_rank=1")
 

@@ -17,6 +17,7 @@ USAGE = """gnnpar: compare parallelism strategies for distributed full-graph GNN
   gnnpar train strategy=graph_parallel model=gat dataset=sbm world_size=2     train; gnnpar train --help shows every key
   gnnpar train -m strategy=single,graph_parallel model=gcn,gat                a sweep
   gnnpar train -m ... hydra.sweep.dir=FOLDER                                  run the missing jobs of a sweep
+  gnnpar data NAME                                                            download or build a dataset; its numbers
   gnnpar partition dataset=sbm world_size=4 out=FOLDER                        shards on disk; gnnpar train shards=FOLDER
   gnnpar plan model=resgcn dataset=sbm topology=two_nodes                     choose a strategy, and say why; plan.json
   gnnpar estimate model=gcn dataset=sbm world_size=4                          predict each strategy without running it

@@ -21,7 +21,7 @@ from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.needs import refuse
-from gnnpar.parallel.view import largest_of, total_of
+from gnnpar.parallel.view import total_of
 from gnnpar.planner.extract import record
 from gnnpar.verify.conformance import check, small_graph, train_in_threads
 from gnnpar.verify.soundness import find_fault
@@ -36,7 +36,7 @@ WHOLE = {
 }
 ELSEWHERE = [("single", 1), ("graph_parallel", 2), ("sar", 2), ("feature", 2), ("cagnet", 2), ("halo=cover", 4)]
 QUICK = {"linear attention", "max pool", "columns", "standard", "clusters", "aggregation", "GraphNorm", "InstanceNorm"}
-QUICK |= {"attention over a node's hops", "shadowed attention"}
+QUICK |= {"attention over a node's hops", "shadowed attention", "equal entries"}
 
 
 def built(target: str, kwargs: Mapping[str, object]) -> nn.Module:
@@ -105,6 +105,12 @@ def test_polynormer_with_dropout_is_the_same_on_several_ranks():
     assert four.losses == pytest.approx(one.losses, rel=1e-9)
 
 
+def test_rows_and_columns_of_one_number_are_told_apart():
+    data, kwargs = graph(seed=1, nodes=32), {"step": "as many rows as columns"}  # 8 rows on each rank, 8 columns
+    due = plain(lambda: built(NET, kwargs), data)
+    assert str(verdict(NET, kwargs, data, "graph_parallel", 4, due, seed=0)) == "equal"
+
+
 def test_virtual_node_is_a_node_like_others():
     data = VirtualNode()(DATA.clone())
     del data.edge_type
@@ -144,7 +150,7 @@ def test_total_and_its_gradient_are_sums_over_ranks_in_fp32():
         part = torch.full((2, 3), 40_000.0, dtype=torch.float16, requires_grad=True)
         total = total_of(part, comm, MessageTag(0, 0, 0, "global"))
         (total * (comm.rank + 1)).sum().backward()
-        return total.detach(), part.grad, largest_of(total + comm.rank, comm, None), comm.ledger.drain().bytes
+        return total.detach(), part.grad, total_of(total + comm.rank, comm, None, "max"), comm.ledger.drain().bytes
 
     for total, gradient, largest, sent in ThreadWorld(2).run(body):
         assert bool((total == 80_000).all())  # inf in fp16
@@ -167,12 +173,10 @@ class Centring(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Centred(ModelConfig):
+    totals = ("the centring",)
+
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
         return Centring(in_dim, out_dim)
-
-    @property
-    def totals(self) -> tuple[str, ...]:
-        return ("the centring",)
 
 
 def test_own_model_is_equal_on_several_ranks_its_bytes_are_counted_and_planned():

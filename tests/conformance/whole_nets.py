@@ -34,6 +34,13 @@ STEPS: dict[str, Step] = {  # of rows between two convolutions; lin is a layer o
     "clusters": lambda h, lin: h + (lin(h).softmax(1).T @ h).mean(0),
     "aggregation": lambda h, lin: h + pyg.MeanAggregation()(h) + pyg.SumAggregation()(h).tanh(),
     "softmax aggregation": lambda h, lin: h + pyg.SoftmaxAggregation()(h),
+    "as many rows as columns": lambda h, lin: (
+        h + (h.T @ h).mean() + h.T.mean(1) + torch.stack([h, -h.exp()], 1).mean((0, 1))
+    ),
+    "equal entries": lambda h, lin: (
+        h + h.relu().max(0).values + h.relu().max(0).indices.to(h.dtype) / 9 + h.relu().amin(0)
+    ),
+    "ones without a mark": lambda h, lin: h + torch.einsum("nd,n->d", h, torch.ones(len(h), dtype=h.dtype)) / 9,
 }
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "GraphNorm": lambda: pyg.GraphNorm(8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import gnnpar
+from gnnpar.cli.main import run
 from gnnpar.data.wordnet import POINTERS, WordNet
 from gnnpar.paths import conf_dir
 
@@ -51,6 +53,15 @@ def dictionary(folder: Path, *more: str) -> Path:
 
 def test_yaml_and_class_agree_on_the_default() -> None:
     assert instantiate(OmegaConf.load(conf_dir() / "dataset" / "wordnet.yaml")) == WordNet()
+
+
+def test_the_command_builds_it_and_prints_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run("data", ["wordnet", f"dataset.path={dictionary(tmp_path)}", "dataset.self_loops=false"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    edges = 70 + 2 + 2  # of the chain, from its first noun, between adjectives
+    assert lines[0] == f"wordnet: 46 nodes, {edges} edges, 45 classes"
+    assert re.fullmatch(r"256 features; 9 training, 9 validation, 28 test nodes", lines[1])
+    assert run("data", ["nothing"]) == 2
 
 
 def test_synsets_are_nodes_and_pointers_edges(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ _gnnpar() {
 }
 complete -o default -F _gnnpar gnnpar
 """
-_COMPOSING = ("train", "partition", "plan", "estimate", "check")  # commands that take overrides
+_COMPOSING = ("train", "data", "partition", "plan", "estimate", "check")  # commands that take overrides
 _PLAIN = re.compile(r"[\w.+-]+")  # names of files are typed into the shell without quotes
 _ROOT = ("--help", "--version", "--install-completion", "--show-completion")
 

@@ -20,7 +20,7 @@ from gnnpar.track.console import complain_once
 from gnnpar.track.text import printable
 
 COMMANDS = ("train", "partition", "plan", "estimate", "compare", "study", "ablate", "status")
-COMMANDS += ("dashboard", "doctor", "check", "new", "cite", "export", "predict")
+COMMANDS += ("data", "dashboard", "doctor", "check", "new", "cite", "export", "predict")
 _WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
 _WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP)
 

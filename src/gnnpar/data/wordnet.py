@@ -90,10 +90,8 @@ def _read(config: WordNet, data_dir: Path | None) -> dict[tuple[str, str], Synse
                 try:
                     synsets[part, line.split()[0]] = _synset(line)
                 except (ValueError, IndexError):
-                    place = f"{folder / file}: line {number}"
-                    raise ValueError(
-                        f"dataset=wordnet: {place} is not of the format wndb(5WN). Fix: dataset.path."
-                    ) from None
+                    told = f"{folder / file}: line {number} is not of the format wndb(5WN)"
+                    raise ValueError(f"dataset=wordnet: {told}. Fix: dataset.path.") from None
     return synsets
 
 

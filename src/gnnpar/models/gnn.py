@@ -46,9 +46,10 @@ _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 
 
 class ModelSource:
     """The configuration `model`: a ModelConfig or a PyG model. wraps: the module is the user's, stored as `net`, and
-    runs on one graph at a time."""
+    runs on one graph at a time. totals: modules that read sums over all rows of a layer."""
 
     wraps: ClassVar[bool] = False
+    totals: ClassVar[tuple[str, ...]] = ()
     num_layers: int
     input_dropout: float
 
@@ -75,11 +76,6 @@ class ModelSource:
     @property
     def moments(self) -> tuple[str, ...]:
         """Modules that normalise by the mean and variance of all rows of a layer."""
-        return ()
-
-    @property
-    def totals(self) -> tuple[str, ...]:
-        """Modules that read sums over all rows of a layer."""
         return ()
 
     @property
@@ -271,13 +267,9 @@ def _largest(rows: Sequence[Tensor]) -> Tensor:
 
 class GNN(nn.Module):
     """Encoder, layers and decoder. A pipeline stage runs a slice of `layers` and sends the activations between them.
-
-    unanswered: node types with zero output rows. tries_totals: set by checks: ask the graph for sums over all nodes
-    even if it holds all rows.
-    """
+    unanswered: node types with zero output rows."""
 
     unanswered: tuple[str, ...] = ()
-    tries_totals = False
 
     def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, cached_first_layer: bool = False) -> None:
         super().__init__()

@@ -95,14 +95,11 @@ class ReadsAllNodes(ModelConfig):
 
     net: ClassVar[type[GNN]]
     ends: ClassVar[str] = "model.encoder=linear and model.decoder=linear"
+    totals = ("the attention",)
 
     @property
     def in_one_piece(self) -> str:
         return "attention between all nodes runs beside the layers"
-
-    @property
-    def totals(self) -> tuple[str, ...]:
-        return ("the attention",)
 
     def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
         name = type(self).__name__

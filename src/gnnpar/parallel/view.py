@@ -109,7 +109,7 @@ class View(OwnRows):
         if self.comm is None and len(self.node_ids) != self.shard.num_nodes:
             return super().total(part, how)
         tag = MessageTag(self.run.epoch, self.layer, 0, "global") if self.run.counted else None
-        return (total_of if how == "sum" else largest_of)(part, self.comm, tag)
+        return total_of(part, self.comm, tag, how)
 
     def during(self, run: Pass) -> Self:
         """Return this view in another pass. A probe keeps no rows, since training never sent their bytes."""
@@ -165,20 +165,16 @@ def edge_order(shard: Shard) -> Tensor:
     return torch.cat(ids).sort().values
 
 
-def total_of(part: Tensor, comm: Communicator | None, tag: MessageTag | None) -> Tensor:
+def total_of(part: Tensor, comm: Communicator | None, tag: MessageTag | None, how: Reduction = "sum") -> Tensor:
     """Sum `part` over ranks, in fp32 at least. Collective, like its gradient: every rank reads the sum, so the
-    gradients of all ranks are added. `comm` None: `part` is the total. `tag` None: not counted. Shapes: [...] ->
-    [...]."""
-    return widened(part) if comm is None else apply(_Total, widened(part), comm, tag)
-
-
-@torch.no_grad()
-def largest_of(part: Tensor, comm: Communicator | None, tag: MessageTag | None) -> Tensor:
-    """Return the entrywise maximum over ranks, by a sum of a table with one row per rank. Shapes: [...] -> [...]."""
+    gradients of all ranks are added. "max": the entrywise maximum, without a gradient, by a sum of a table with one row
+    per rank. `comm` None: `part` is the total. `tag` None: not counted. Shapes: [...] -> [...]."""
+    if how == "sum":
+        return widened(part) if comm is None else apply(_Total, widened(part), comm, tag)
     if comm is None:
         return part.detach()
     slots = part.new_zeros(comm.size, *part.shape)
-    slots[comm.rank] = part
+    slots[comm.rank] = part.detach()
     return comm.all_reduce(slots, tag).amax(0)
 
 

@@ -171,10 +171,11 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
     if event.name == "total":
         draft.totals.append(math.prod(event.outputs[0].shape))
     rows = [(seen, width) for seen in event.inputs if (width := state.width(seen)) is not None]
+    batches = event.outputs[0].shape[0] if event.name == "bmm" else 1
     if not widths:
         if event.name in _GEMMS and len(rows) == 2:  # a product A^T B; other operations read weights alone
             trained = any(state.is_learned(seen) for seen, _ in rows)
-            draft.gemms.append(Gemm(rows[0][1], rows[1][1] // _batches(event), trained))
+            draft.gemms.append(Gemm(rows[0][1], rows[1][1] // batches, trained))
             for seen, width in rows:
                 state.save(draft, state.of(seen), width)
         return
@@ -189,16 +190,12 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
         draft.dropout += out_width
     elif event.name in _GEMMS and rows:
         seen, width = _row_matrix(event, state) or rows[0]
-        draft.gemms.append(Gemm(width, out_width // _batches(event), state.is_learned(seen)))
+        draft.gemms.append(Gemm(width, out_width // batches, state.is_learned(seen)))
         state.save(draft, state.of(seen), width)
     else:
         draft.kernels += 1
         draft.numbers += out_width + sum(width for _, width in rows)
         _save(event, draft, state, rows, (out, out_width))
-
-
-def _batches(event: Event) -> int:
-    return event.outputs[0].shape[0] if event.name == "bmm" else 1
 
 
 def _row_matrix(event: Event, state: _State) -> tuple[Seen, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -182,16 +182,18 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard, *, 
     }
     if "batch" in asked and asked["batch"].default is inspect.Parameter.empty:
         arguments["batch"] = torch.zeros(dataset.num_nodes, dtype=torch.int64)
-
-    # SGFormerAttention multiplies rows by ones of torch's default dtype
-    ones = "SGFormerAttention" in {type(each).__name__ for each in net.modules()}
-    of_net = torch.float64 if ones else torch.get_default_dtype()
+    ones = "SGFormerAttention" in {type(each).__name__ for each in net.modules()}  # of torch's default dtype
 
     def logits(epoch: int, *, training: bool) -> Tensor:
         net.train(training)
         view = WholeGraph(shard, Pass(SEED, epoch, training=training))
         ids = torch.arange(dataset.num_edges)
-        with keyed_dropout(view, len(y), layout, edge_ids=ids) if training else nullcontext(), _new_tensors(of_net):
+        with ExitStack() as stack:
+            if training:
+                stack.enter_context(keyed_dropout(view, len(y), layout, edge_ids=ids))
+            if ones:
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float64)
             out = answer_of(net(x, edges, **arguments), typed=layout is not None)
         if layout is not None:
             return layout.logits(layout.marked(out), task.out_dim)
@@ -212,17 +214,6 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard, *, 
             optimizer.step()
         with torch.no_grad():
             return Trained(losses, gradients, logits(steps, training=False), outputs)
-
-
-@contextmanager
-def _new_tensors(dtype: torch.dtype) -> Iterator[None]:
-    """Within the context, new tensors have this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager

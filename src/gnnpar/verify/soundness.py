@@ -62,17 +62,15 @@ class _Count:
 @dataclass(eq=False)
 class _CountedGraph(WholeGraph):
     """The whole graph on one device, with a count of aggregations. Moments and totals are fixed, so that all else must
-    be row-local. totals: of the first run, in order; None: not fixed."""
+    be row-local. totals: of the first run, in order."""
 
     count: _Count = field(default_factory=_Count)
-    totals: list[Tensor] | None = None
+    totals: list[Tensor] = field(default_factory=list[Tensor])
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
-        if self.totals is None:
-            return super().total(part, how)
         self.count.totals += 1
         if self.count.totals > len(self.totals):
-            self.totals.append(super().total(part, how).detach())
+            self.totals.append(part)
         return self.totals[self.count.totals - 1]
 
     def moments(self, x: Tensor) -> Moments:
@@ -125,10 +123,10 @@ class _Trial:
         self.task = make_task(data.task, data.num_classes)
         model = config.on(data.edge_sizes).build(data.num_features, self.task.out_dim, seed=3)
         self.model = model.double()
-        self.model.tries_totals = True
-        self.shard = _shard(data, model)
+        more = data.num_nodes + 1  # more nodes than rows: PyG models ask the view for sums over all nodes
+        self.shard = replace(_shard(data, model), num_nodes=more)
         rest = _shard(_without_first(data), model)
-        self.rest = replace(rest, node_ids=rest.node_ids + 1, num_nodes=self.shard.num_nodes)
+        self.rest = replace(rest, node_ids=rest.node_ids + 1, num_nodes=more)
         self.edge_index, self.schema = data.edge_index, data.edge_sizes.schema
         x = self.shard.x
         self.features = x.shape[1] if self.schema is None else self.schema.columns[-1].stop
@@ -300,7 +298,7 @@ class _Trial:
 
     def _loss(self, model: GNN) -> Tensor:
         train = self.shard.train_mask
-        logits = model(_view(self.shard), self.shard.x)
+        logits = model(_view(self.shard, []), self.shard.x)
         return self.task.loss_sum(logits[train], self.shard.y[train]) / self.shard.num_train
 
     def _differentiate(self, model: GNN) -> tuple[float, dict[str, Tensor | None]]:
@@ -375,7 +373,7 @@ def _shard(data: Dataset, model: GNN) -> Shard:
     return shard.to(torch.device("cpu"), torch.float64)
 
 
-def _view(shard: Shard, totals: list[Tensor] | None = None) -> _CountedGraph:
+def _view(shard: Shard, totals: list[Tensor]) -> _CountedGraph:
     return _CountedGraph(shard, Pass(seed=3, training=True), totals=totals)
 
 

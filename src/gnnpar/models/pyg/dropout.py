@@ -19,7 +19,6 @@ from gnnpar_kernels import keep_mask
 
 LAST_TAG = 16  # before the first dropout of a pass; gnnpar's own models use smaller tags
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
-_SORTS = frozenset({torch.sort, Tensor.sort})
 _OTHER_NOISE = frozenset(
     {
         *(F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax, F.rrelu),
@@ -92,7 +91,7 @@ def _dropout_by(body: Callable[[Tensor, float], Tensor]) -> TorchFunctionMode:
             raise ValueError(
                 "the model calls scaled_dot_product_attention with dropout_p: its noise is not keyed; set it to 0"
             )
-        if func in _SORTS and len(args) == 1 and not args[0].is_floating_point():
+        if func in (torch.sort, Tensor.sort) and len(args) == 1 and not args[0].is_floating_point():
             return func(*args, **{"stable": True, **given})  # masks are keyed by row: equal keys keep their order
         if func not in _DROPOUTS:
             return func(*args, **given)

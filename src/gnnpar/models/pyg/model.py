@@ -24,7 +24,7 @@ from gnnpar.folds.edge_data import EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.all_rows import GLOBAL_REDUCTIONS, GlobalReductions, global_size_forwards, plain_rows
+from gnnpar.models.pyg.all_rows import GLOBAL_REDUCTIONS, GlobalReductions, plain_rows
 from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, columns, cut, example, title
 from gnnpar.models.pyg.dropout import IN_EVALUATION, LAST_TAG, keyed_dropout, no_dropout
@@ -41,7 +41,7 @@ from gnnpar.models.pyg.hetero import (
 from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Refused, Types, Weights
 from gnnpar.models.pyg.nested import holding, mapped, mapped_call, replaced
-from gnnpar.models.pyg.norm import batch_norms, forward_of
+from gnnpar.models.pyg.norm import OF_ALL_NODES, batch_norms, forward_of
 from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.models.pyg.propagate import Forward, Lowering, NormalizedSum, StandIn, adds_loops, lowering_of
 from gnnpar.models.row_local import refuse_noise
@@ -174,7 +174,7 @@ class PyG(ModelSource):
         return tuple(batch_norms(self._sample()))
 
     @property
-    def totals(self) -> tuple[str, ...]:
+    def totals(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         net = self._run_sample()
         return () if net is None else net.totals
 
@@ -454,10 +454,8 @@ class PyGNet(GNN):
         """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
         training, rows = self._begins(g), None
         if self._measuring or self.totals:
-            names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
-            shares = layout is not None or len(g.node_ids) != g.num_nodes  # rows with other types or ranks
-            active = self._measuring or self.tries_totals or shares
-            rows = GlobalReductions(g.at(0), layout, names, active=active)
+            names = {id(module): name for name, module in self.named_modules()} if self._measuring else {}
+            rows = GlobalReductions(g.at(0), layout and [len(rows) for rows in layout.rows], names)
         with self._folding(g, x, layout, training=training, rows=rows) as edges:
             if layout is None:
                 batch = {"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {}
@@ -521,7 +519,9 @@ class PyGNet(GNN):
         """
         convs, bodies = self.convs, list[tuple[nn.Module, Forward]]()
         bodies += [(norm, forward_of(norm, g, layout)) for norm in batch_norms(self.net).values()]
-        bodies += global_size_forwards(self.net, rows) if rows is not None and layout is None else ()
+        for module in self.net.modules() if rows is not None and layout is None else ():
+            if type(module) in OF_ALL_NODES and "forward" not in vars(module):  # an instance may have its own
+                bodies.append((module, partial(OF_ALL_NODES[type(module)], module, rows)))
         with ExitStack() as stack:
             stack.enter_context(mixed(x))
             if training:

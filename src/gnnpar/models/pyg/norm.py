@@ -1,4 +1,5 @@
-"""Batch normalisation in a PyG model, with the graph's moments over all rows of nodes."""
+"""Modules of PyG with a forward for the rows of all nodes: batch normalisation, with the graph's moments, and modules
+that read the number of rows."""
 
 from __future__ import annotations
 
@@ -6,14 +7,19 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.nn import GraphSizeNorm
+from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
 
 from gnnpar.graph import Graph, Moments
 from gnnpar.models.norm import WithMoments, batch_norm
-from gnnpar.models.pyg.all_rows import NodeRows
+from gnnpar.models.pyg.all_rows import GlobalReductions, NodeRows
 from gnnpar.models.pyg.checkpointing import runs_again
 from gnnpar.models.pyg.layout import Layout, TypeMoments
 from gnnpar.models.pyg.marks import EdgeRows, LocalEdges
+from gnnpar.models.sgformer import over_all_nodes
 
 IN_A_FOLD: ContextVar[bool] = ContextVar("in_a_fold", default=False)
 """True while a fold runs the user's code on rows of edges or of a block."""
@@ -70,3 +76,33 @@ def forward_of(norm: nn.BatchNorm1d, g: Graph, layout: Layout | None) -> Callabl
         return out.as_subclass(type(input))
 
     return forward
+
+
+def graph_size(
+    norm: GraphSizeNorm, rows: GlobalReductions, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+) -> Tensor:
+    if len(x) != rows.own or (batch is not None and bool(batch.any())):
+        return type(norm).forward(norm, x, batch, batch_size)
+    return x / rows.number() ** 0.5
+
+
+def attention(
+    conv: SGFormerAttention | PolynormerAttention, rows: GlobalReductions, x: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Return linear attention over all nodes. x, mask: from to_dense_batch, which drops the mark of rows. Shapes: x
+    [1, N, F], mask [1, N] -> [1, N, F']."""
+    if x.shape[:2] != (1, rows.own):
+        return type(conv).forward(conv, x, mask)  # pyright: ignore[reportArgumentType] - of one class or the other
+    if isinstance(conv, PolynormerAttention):
+        return type(conv).forward(conv, NodeRows.of(0, x, 1) if rows.active else x, mask)
+    x = x[0].as_subclass(Tensor)
+    q, k, v = (lin(x).unflatten(1, (conv.heads, conv.head_channels)) for lin in (conv.q, conv.k, conv.v))
+    v = v if mask is None else v.masked_fill(~mask[0][:, None, None], 0.0)
+    q, k = (F.normalize(torch.where(t == 0, 1e-6, t), dim=-1) for t in (q, k))
+    number, (out, share) = rows.number(), over_all_nodes(rows.g, q, k, v)
+    return ((out + number * v) / (share + number)).mean(1).to(x.dtype)[None]
+
+
+OF_ALL_NODES = {GraphSizeNorm: graph_size, SGFormerAttention: attention, PolynormerAttention: attention}
+"""Forwards of modules that read the number of rows, or get rows without a mark. Inputs other than one row per node of a
+single graph run the class's forward."""
