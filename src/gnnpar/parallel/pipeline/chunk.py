@@ -15,7 +15,7 @@ chunk's columns are added to a table until their sources' turn; last epoch's gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -25,15 +25,14 @@ from torch import Tensor
 from gnnpar.comm import MessageTag, Posted, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Operands, Rows, chosen
+from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
-from gnnpar.parallel.blocks import add_returned, split_operands, wanted_gradients
+from gnnpar.parallel.blocks import Gradient, Walk, add_returned, walk
 from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, Turn
 from gnnpar.parallel.pipeline.history import Call, History
 from gnnpar.parallel.pipeline.messages import ChunkHalo
-from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.partition.shard import Shard, edges_by_id
 
 
@@ -66,7 +65,7 @@ class PartState:
 
 
 @dataclass(eq=False)
-class ChunkGraph(OwnRows):
+class ChunkGraph(Walk, OwnRows):
     """The Graph of the chunk in a slot, in one layer of one epoch.
 
     `keeps_masks`: dropout masks of all chunks live through the epoch. `published`: this is a second forward, for the
@@ -80,6 +79,7 @@ class ChunkGraph(OwnRows):
     layer: int = 0
     keeps_masks: bool = True
     published: bool = False
+    keeps_own = False
     edge_attr = edge_type = None  # chunks carry no attributes, and types in their blocks alone
     _calls: int = field(default=0, init=False)
 
@@ -139,9 +139,49 @@ class ChunkGraph(OwnRows):
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1
-        counts = len(src), len(dst), len(edge)
-        fold = _PulledFold if isinstance(agg, Sum) else _PushedFold
-        return apply(fold, self, agg, (self.layer, call), counts, *src, *dst, *edge, *shared)
+        return walk(self, agg, call, src, dst, edge, shared)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.span)
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        return tuple(t[self.edge_positions(block)] for t in edge)
+
+    def edge_positions(self, block: Block) -> Tensor:
+        return torch.searchsorted(self.edge_ids, self.block_edge_ids)
+
+    def keeps(self, agg: Aggregator) -> bool:
+        return False
+
+    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows]]:
+        """Yield the columns of this part, which a sum folds while rows of other parts travel, then theirs. Other folds
+        have one block, of columns gathered from both halves; they are gathered again for the gradient."""
+        tables, posted = self.publish((self.layer, call), x.src)
+        own, halo = self.epoch_order.split(self.chunk) if isinstance(agg, Sum) else (None, None)
+        if own is not None:
+            yield own, tables
+        for span, rows in self.part.halo.received(posted, self.chunk):
+            self.part.history.write((self.layer, call), rows, span.rows)
+        if halo is not None:
+            yield halo, tables
+        if own is None:
+            block, rows, _, _ = self.epoch_order.compact(self.chunk)
+            yield block, tuple(table[rows] for table in tables)
+
+    def differentiate(self, gradient: Gradient) -> Operands:
+        call = self.layer, gradient.call
+        if isinstance(gradient.agg, Sum):
+            return Operands(self._pulled(gradient.agg, call, gradient.like, gradient.grad_out))
+        block, rows, columns, ahead = self.epoch_order.compact(self.chunk)
+        tables = self.part.history.sources(call, gradient.like)
+        grads = gradient.of_block(block, tuple(table[rows] for table in tables))
+        gradient.begin(len(self.span))
+        if like := gradient.chosen(gradient.like):
+            pushed = self._pushed(call, grads, like, columns, ahead)
+            for total, each in zip(gradient.local_sums, pushed, strict=True):
+                total.copy_(each)
+        return gradient.total()
 
     def publish(self, call: Call, src: Rows) -> tuple[Rows, Posted | None]:
         """Write the chunk's source rows and send them to other parts. Return (tables, both halves; the receives)."""
@@ -152,11 +192,6 @@ class ChunkGraph(OwnRows):
         tables = history.sources(call, RowLike.of(src))
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
         return tables, self.part.halo.send(own, self.chunk, self._message_tag(call, "forward"))
-
-    def complete(self, call: Call, posted: Posted | None) -> None:
-        """Write the rows of the other parts' chunks in this slot."""
-        for span, rows in self.part.halo.received(posted, self.chunk):
-            self.part.history.write(call, rows, span.rows)
 
     def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
         """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
@@ -173,43 +208,15 @@ class ChunkGraph(OwnRows):
         counted = phase if self.run.counted else "evaluate"
         return MessageTag(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
 
-
-class _Pulled(Context):
-    view: ChunkGraph
-    agg: Sum
-    call: Call
-    like: RowLike  # of the sources
-
-
-class _PulledFold(torch.autograd.Function):
-    """The sum. Nothing is saved: the gradient needs the structure and the table of gradient rows alone."""
-
-    @staticmethod
-    def forward(
-        ctx: _Pulled, view: ChunkGraph, agg: Sum, call: Call, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:
-        x = split_operands(counts, flat)
-        tables, posted = view.publish(call, x.src)
-        own, halo = view.epoch_order.split(view.chunk)  # own columns are summed while rows of other parts travel
-        state = agg.update(agg.init(own.num_dst, x), own, x._replace(src=tables))
-        view.complete(call, posted)
-        if halo is not None:
-            state = agg.update(state, halo, x._replace(src=tables))
-        ctx.view, ctx.agg, ctx.call, ctx.like = view, agg, call, RowLike.of(x.src)[0]
-        return agg.finish(state)[0]
-
-    @staticmethod
-    def backward(ctx: _Pulled, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        view, agg, call, (grad_out,) = ctx.view, ctx.agg, ctx.call, grad_outputs
-        if not any(ctx.needs_input_grad[4:]):
-            return (None,) * len(ctx.needs_input_grad)
-        like, part = RowLike.of((grad_out,))[0], view.part
-        table, last = part.history.gradients(call, like), part.history.last_gradients(call, like)
-        rows = table[view.span.rows].copy_(grad_out)
+    def _pulled(self, agg: Sum, call: Call, like: Sequence[RowLike], grad_out: Tensor) -> Rows:
+        """Return the gradient of a sum's sources, from the structure and the table of gradient rows alone."""
+        part, like_out = self.part, RowLike.of((grad_out,))[0]
+        table, last = part.history.gradients(call, like_out), part.history.last_gradients(call, like_out)
+        rows = table[self.span.rows].copy_(grad_out)
         fresh, stale = part.weights.fresh, part.weights.stale
 
         def read(turn: Turn, span: RowRange, of: Tensor) -> Tensor | None:
-            csr = view.epoch_order.readers(turn, span)
+            csr = self.epoch_order.readers(turn, span)
             return None if csr is None else agg.grad_src(csr, of, len(span))
 
         def pull(span: RowRange) -> Rows:
@@ -218,89 +225,27 @@ class _PulledFold(torch.autograd.Function):
             if more is not None:  # rows of the last epoch are kept times `fresh`, too
                 more.mul_(stale / fresh)
                 total = more if total is None else total.add_(more)
-            return (like.empty(len(span)).zero_() if total is None else total,)
+            return (like[0].widened.empty(len(span)).zero_() if total is None else total,)
 
-        grads = view.gradients(call, (ctx.like,), pull)
-        if fresh != 1 and (view.slot or part.history.remembers):
+        grads = self.gradients(call, like, pull)
+        if fresh != 1 and (self.slot or part.history.remembers):
             rows.mul_(fresh)  # for the chunks of earlier slots, whose turn comes now
-        return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
+        return grads
 
+    def _pushed(self, call: Call, grads: Rows, like: Sequence[RowLike], columns: Tensor, ahead: Tensor) -> Rows:
+        """Add the gradients of a chunk's columns to the tables; take out the gradients of the current slot's
+        sources."""
+        tables, weights = self.part.history.pushed(call, [each.widened for each in like]), self.part.weights
+        weight = torch.where(ahead > 0, weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
+        for table, each in zip(tables, grads, strict=True):
+            shape = (-1, *[1] * (table.dim() - 1))
+            table.index_add_(0, columns, each * weight.to(table.dtype).view(shape))
 
-class _Pushed(Context):
-    view: ChunkGraph
-    agg: Aggregator
-    call: Call
-    counts: tuple[int, int, int]
-    like: tuple[RowLike, ...]  # of the sources
+        def take(span: RowRange) -> Rows:
+            """Return rows of the tables, and leave zeros for the next epoch."""
+            taken = tuple(table[span.rows].clone() for table in tables)
+            for table in tables:
+                table[span.rows] = 0
+            return taken
 
-
-class _PushedFold(torch.autograd.Function):
-    """Any other fold, over columns gathered from both halves; they are gathered again for the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: _Pushed, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:
-        x = split_operands(counts, flat)
-        tables, posted = view.publish(call, x.src)
-        view.complete(call, posted)
-        block, rows, _, _ = view.epoch_order.compact(view.chunk)
-        x = _on_block(view, x, tables, rows)
-        out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
-        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.like = view, agg, call, counts, RowLike.of(flat[: counts[0]])
-        ctx.save_for_backward(*flat[counts[0] :], *saved)
-        return out
-
-    @staticmethod
-    def backward(ctx: _Pushed, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        view, agg, (num_src, num_dst, num_edge) = ctx.view, ctx.agg, ctx.counts
-        asked, grad_out = ctx.needs_input_grad[4:], grad_outputs[0].contiguous()
-        kept, saved = ctx.saved_tensors[: len(asked) - num_src], ctx.saved_tensors[len(asked) - num_src :]
-        block, rows, columns, ahead = view.epoch_order.compact(view.chunk)
-        own = split_operands((0, num_dst, num_edge), kept)
-        x = _on_block(view, own, view.part.history.sources(ctx.call, ctx.like), rows)
-        prepared = agg.prepare(saved, grad_out)
-        grads = agg.grad(block, x, prepared, grad_out)
-        grads = grads._replace(dst=grads.dst or agg.grad_dst(prepared, grad_out))
-        if grads.edge:
-            order = _order_in_block(view)
-            grads = grads._replace(edge=tuple(torch.empty_like(t).index_copy_(0, order, t) for t in grads.edge))
-        src: list[Tensor | None] = [None] * num_src
-        if wanted := [i for i in range(num_src) if asked[i]]:
-            pushed = _push(ctx, [grads.src[i] for i in wanted], [ctx.like[i] for i in wanted], columns, ahead)
-            for i, each in zip(wanted, pushed, strict=True):
-                src[i] = each
-        return (None, None, None, None, *src, *wanted_gradients(grads._replace(src=()), asked[num_src:]))
-
-
-def _push(ctx: _Pushed, grads: Sequence[Tensor], like: Sequence[RowLike], columns: Tensor, ahead: Tensor) -> Rows:
-    """Add the gradients of a chunk's columns to the tables; take out the gradients of the current slot's sources."""
-    view = ctx.view
-    tables = view.part.history.pushed(ctx.call, [each.widened for each in like])
-    weight = torch.where(ahead > 0, view.part.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
-    for table, each in zip(tables, grads, strict=True):
-        shape = (-1, *[1] * (table.dim() - 1))
-        table.index_add_(0, columns, each * weight.to(table.dtype).view(shape))
-
-    def take(span: RowRange) -> Rows:
-        """Return rows of the tables, and leave zeros for the next epoch."""
-        taken = tuple(table[span.rows].clone() for table in tables)
-        for table in tables:
-            table[span.rows] = 0
-        return taken
-
-    return view.gradients(ctx.call, like, take)
-
-
-def _on_block(view: ChunkGraph, x: Operands, tables: Rows, rows: Tensor) -> Operands:
-    """Return operands of the chunk's compact block: columns gathered, edge rows in the block's order."""
-    x = x._replace(src=tuple(table[rows] for table in tables))
-    if not x.edge:
-        return x
-    order = _order_in_block(view)
-    return x._replace(edge=tuple(t[order] for t in x.edge))
-
-
-def _order_in_block(view: ChunkGraph) -> Tensor:
-    """Return the place of each edge of the block among the model's edge rows."""
-    return torch.searchsorted(view.edge_ids, view.block_edge_ids)
+        return self.gradients(call, like, take)
