@@ -11,18 +11,21 @@ complete, after it. Each row travels once a direction, as in graph parallelism.
 A sum pulls its gradient: the gradient rows of destinations lie in a table, times `fresh` once their slot is over, and
 the sources of a slot read them over the out-edges (specification 2.3). Other folds push theirs: the gradients of a
 chunk's columns are added to a table until their sources' turn; last epoch's gradients cannot be mixed in there.
+
+A codec sees the rows that a part reads of another as one list, chunk by chunk in table order; a slot sends the piece
+that begins at `tag.first`. So its numbers depend neither on the order of chunks nor on the number of stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import MessageTag, Posted, RowLike
+from gnnpar.comm import CodedExchange, Incoming, MessageTag, Outgoing, Posted, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
@@ -32,7 +35,6 @@ from gnnpar.parallel.blocks import Gradient, Walk, add_returned, walk
 from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, Turn
 from gnnpar.parallel.pipeline.history import Call, History
-from gnnpar.parallel.pipeline.messages import ChunkHalo
 from gnnpar.partition.shard import Shard, edges_by_id
 
 
@@ -46,22 +48,22 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class PartState:
-    """State that all chunks of a part share on a rank. `in_degree`, `in_weight` [N], `type_degree` [N, T] in table
-    order."""
+    """State that all chunks of a part share on a rank. `exchange`: of the parts of a stage. `in_degree`, `in_weight`
+    [N], `type_degree` [N, T] in table order."""
 
     chunks: Chunks
     in_degree: Tensor
-    halo: ChunkHalo
+    exchange: CodedExchange
     history: History
     weights: Weights
     in_weight: Tensor | None = None
     type_degree: Tensor | None = None
 
     @staticmethod
-    def of(shard: Shard, chunks: Chunks, halo: ChunkHalo, history: History, weights: Weights) -> PartState:
+    def of(shard: Shard, chunks: Chunks, exchange: CodedExchange, history: History, weights: Weights) -> PartState:
         """Return the part of a shard."""
         degrees = (chosen(each, chunks.order) for each in (shard.in_weight, shard.type_degree))
-        return PartState(chunks, shard.in_degree[chunks.order], halo, history, weights, *degrees)
+        return PartState(chunks, shard.in_degree[chunks.order], exchange, history, weights, *degrees)
 
 
 @dataclass(eq=False)
@@ -158,14 +160,14 @@ class ChunkGraph(Walk, OwnRows):
         """Yield the columns of this part, which a sum folds while rows of other parts travel, then theirs. Other folds
         have one block, of columns gathered from both halves; they are gathered again for the gradient."""
         tables, posted = self.publish((self.layer, call), x.src)
-        own, halo = self.epoch_order.split(self.chunk) if isinstance(agg, Sum) else (None, None)
-        if own is not None:
-            yield own, tables
-        for span, rows in self.part.halo.received(posted, self.chunk):
-            self.part.history.write((self.layer, call), rows, span.rows)
-        if halo is not None:
-            yield halo, tables
-        if own is None:
+        blocks = self.epoch_order.blocks(self.chunk) if isinstance(agg, Sum) else ()
+        for block in blocks[:1]:
+            yield block, tables
+        for p, rows in self._taken(posted):
+            self.part.history.write((self.layer, call), rows, self.part.chunks.spans[p, self.chunk].rows)
+        for block in blocks[1:]:
+            yield block, tables
+        if not blocks:
             block, rows, _, _ = self.epoch_order.compact(self.chunk)
             yield block, tuple(table[rows] for table in tables)
 
@@ -185,24 +187,44 @@ class ChunkGraph(Walk, OwnRows):
 
     def publish(self, call: Call, src: Rows) -> tuple[Rows, Posted | None]:
         """Write the chunk's source rows and send them to other parts. Return (tables, both halves; the receives)."""
-        history = self.part.history
+        history, chunks = self.part.history, self.part.chunks
         if self.published:
             return history.sources(call, RowLike.of(src)), None
         history.write(call, src, self.span.rows)
         tables = history.sources(call, RowLike.of(src))
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
-        return tables, self.part.halo.send(own, self.chunk, self._message_tag(call, "forward"))
+        outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in chunks.outgoing[self.chunk].items()}
+        incoming = chunks.incoming[self.chunk]
+        return tables, self._post(outgoing, incoming, RowLike.of(own), self._message_tag(call, "forward"))
 
     def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
         """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
         table rows, from this part's destinations."""
-        halo, spans = self.part.halo, self.part.chunks.spans
-        halo_grads = {p: of_rows(spans[p, self.chunk]) for p in self.part.chunks.peers}
-        posted = halo.send_back(halo_grads, self.chunk, like, self._message_tag(call, "backward"))
+        chunks, chunk = self.part.chunks, self.chunk
+        outgoing = {
+            p: Outgoing(of_rows(chunks.spans[p, chunk]), None, piece.first)
+            for p, piece in chunks.incoming[chunk].items()
+        }
+        incoming = {p: Incoming(len(rows), first) for p, (rows, first) in chunks.outgoing[chunk].items()}
+        posted = self._post(outgoing, incoming, like, self._message_tag(call, "backward"))
         mine = of_rows(self.span)  # while gradients of halo rows are sent
-        for index, grads in halo.returned(posted, self.chunk):
-            add_returned(mine, index, grads)
+        for p, grads in self._taken(posted):
+            add_returned(mine, chunks.sent[p, chunk], grads)
         return mine
+
+    def _post(
+        self,
+        outgoing: Mapping[int, Outgoing],
+        incoming: Mapping[int, Incoming],
+        like: Sequence[RowLike],
+        tag: MessageTag,
+    ) -> Posted | None:
+        """Exchange rows with the other parts of the stage, all of which have a chunk in the slot. None: one part."""
+        exchange = self.part.exchange
+        return exchange.post(outgoing, incoming, like, tag) if exchange.comm.size > 1 else None
+
+    def _taken(self, posted: Posted | None) -> Iterable[tuple[int, Rows]]:
+        return self.part.exchange.take_all(posted) if posted else ()
 
     def _message_tag(self, call: Call, phase: Phase) -> MessageTag:
         counted = phase if self.run.counted else "evaluate"

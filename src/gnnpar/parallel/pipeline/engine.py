@@ -71,7 +71,7 @@ class Pipeline:
         """Run a batch in each slot, forwards alone if gradients are off. Return the losses (or logits) of the last
         stage, slot by slot. Gradients are left in the parameters."""
         spans = [batch.span for batch in batches]
-        boundary = Boundary(self._exchange, self._schedule, self._entries, spans, epoch=epoch, phase=phase)
+        boundary = Boundary(self._exchange, self._schedule, self._entries, spans, epoch, phase)
         kept: dict[tuple[int, int], Kept] = {}  # by (stage, slot)
         results: list[Tensor] = []
         kept_bytes = self.most_kept = 0
@@ -155,7 +155,7 @@ class PipelineEngine(EngineDefaults):
         coded = CodedExchange(stages, boundary)
         self._parts = {
             "history": part.history,
-            "slots": part.halo.exchange,
+            "slots": part.exchange,
             "boundary": coded,
         }
         mine = {s: layers for s, layers in enumerate(layers_of) if s % stages.size == stages.rank}

@@ -38,7 +38,7 @@ from gnnpar.parallel.pipeline.chunks import Chunks
 from gnnpar.parallel.pipeline.cost import candidates, price_of
 from gnnpar.parallel.pipeline.engine import PipelineEngine
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.messages import ChunkHalo, boundary_codec, slot_lists
+from gnnpar.parallel.pipeline.messages import boundary_codec, slot_lists
 from gnnpar.parallel.pipeline.placing import balanced, even
 from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.coverage import expected
@@ -222,7 +222,7 @@ class GNNPipe(CodedStrategy):
         halves, remembers = 1 if chunks.num == 1 else 2, self.gradient == "mix"
         history = History(chunks.num_rows, chunks.num_own, refresh=self.refresh, halves=halves, remembers=remembers)
         codec = self.codec.build(slot_lists(chunks, parts.size), parts, seed)
-        part = PartState.of(shard, chunks, ChunkHalo(chunks, CodedExchange(parts, codec)), history, self.weights)
+        part = PartState.of(shard, chunks, CodedExchange(parts, codec), history, self.weights)
         stage_of = stages_of(model, layers_of)
         keep_stages(model, layers_of, stages)
         return PipelineEngine(
