@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gnnpar.codecs.codec import Codec, Identity
-from gnnpar.comm import CodedExchange, Communicator, MessageTag, RowLike
+from gnnpar.codecs.codec import Identity
+from gnnpar.comm import CodedExchange, Mesh, MessageTag, RowLike
 from gnnpar.comm.clock import monotonic as now
 from gnnpar.comm.communicator import Phase
 from gnnpar.files import StateDict
@@ -33,16 +33,21 @@ from gnnpar.parallel.engine import (
     summand,
     trained,
 )
-from gnnpar.parallel.halo_graph import HaloGraph
+from gnnpar.parallel.halo_graph import HaloGraph, exact_view
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState
-from gnnpar.parallel.pipeline.chunks import EpochOrder, RowRange, draw_order
-from gnnpar.parallel.pipeline.messages import Boundary, Entry
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, draw_order
+from gnnpar.parallel.pipeline.history import History
+from gnnpar.parallel.pipeline.messages import Boundary, Entry, boundary_codec, slot_lists
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.stage import Batch, Kept, Remat, Stage
 from gnnpar.parallel.torch_types import floats
 from gnnpar.parallel.view import View
+from gnnpar.partition.shard import comm_check
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.pipeline.strategy import GNNPipe
 
 
 class Pipeline:
@@ -125,53 +130,43 @@ def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
 
 
 class PipelineEngine(EngineDefaults):
-    """Virtual stage s, of the layers `layers_of[s]`, runs on rank s % stages. `schedule` is lowered. `boundary`: the
-    codec between the ranks of `stages`; `codec`: between the ranks of `parts`, for the rows that `part` exchanges.
-    `stage_of`: the virtual stages of the entries of the whole model's state_dict. `shuffled`: a new order of chunks
-    every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one and all later ones."""
+    """Virtual stage s, of the layers `layers_of[s]`, runs on rank s % stages; the parts of a stage run side by side."""
 
-    def __init__(
-        self,
-        context: BuildContext,
-        *,
-        part: PartState,
-        exact: View,
-        parts: Communicator,
-        stages: Communicator,
-        schedule: Schedule,
-        boundary: Codec,
-        codec: Codec,
-        remat: Remat,
-        stage_of: Mapping[str, int],
-        shuffled: bool,
-        exact_start: bool,
-        exact_refresh: bool,
-    ) -> None:
+    def __init__(self, context: BuildContext, strategy: GNNPipe, stage_of: Mapping[str, int]) -> None:
+        """`stage_of`: the virtual stages of the entries of the whole model's state_dict."""
         shard, model, layers_of = context.shard, context.model, context.plan.placement.layers_of
-        self._part, self._exact, self._shard, self._model = part, exact, shard, model
-        self._comm, self._group, self._seed = context.comm, parts, context.seed
-        self._codecs, self._remat, self._shuffled = (boundary, codec), remat, shuffled
-        self._exact_start, self._exact_refresh = exact_start, exact_refresh
-        coded = CodedExchange(stages, boundary)
-        self._parts = {
-            "history": part.history,
-            "slots": part.exchange,
-            "boundary": coded,
-        }
+        mesh = Mesh(context.plan.placement.mesh)
+        parts, stages = (context.comm.along(mesh, axis) for axis in ("part", "stage"))
+        if stages.size > 1:
+            comm_check(parts, shard)
         mine = {s: layers for s, layers in enumerate(layers_of) if s % stages.size == stages.rank}
         self._is_last, self._waits = len(layers_of) - 1 in mine, stages.size > 1
+        model.keep_layers({i for layers in mine.values() for i in layers}, first=0 in mine, last=self._is_last)
+        chunks = Chunks.of(shard)
+        halves, remembers = 1 if chunks.num == 1 else 2, strategy.gradient == "mix"
+        history = History(chunks.num_rows, chunks.num_own, refresh=strategy.refresh, halves=halves, remembers=remembers)
+        codec = strategy.codec.build(slot_lists(chunks, parts.size), parts, context.seed)
+        boundary = boundary_codec(strategy.boundary, chunks.ids[: chunks.num_own], stages, context.seed)
+        part = PartState.of(shard, chunks, CodedExchange(parts, codec), history, strategy.weights)
+        self._part, self._exact, self._shard, self._model = part, exact_view(replace(context, comm=parts)), shard, model
+        self._comm, self._group, self._seed = context.comm, parts, context.seed
+        self._codecs, self._strategy = (boundary, codec), strategy
+        coded = CodedExchange(stages, boundary)
+        self._parts = {"history": history, "slots": part.exchange, "boundary": coded}
         held = {name: p for name, p in model.named_parameters() if stage_of[name] in mine}
         self._parameters: dict[str, nn.Parameter] = held | shard.own_parameters
         self._weights = [name for name, stage in stage_of.items() if stage in mine]
-        of_stage = {s: Stage(model, context.task, shard, layers, remat) for s, layers in mine.items()}
+        of_stage = {s: Stage(model, context.task, shard, layers, strategy.remat) for s, layers in mine.items()}
         like = RowLike((), shard.x.dtype, shard.x.device)
         widths = {layers.start: model.activation_widths(layers.start) for layers in layers_of[1:]}
         entries = [Entry(i, tuple(like._replace(shape=(w,)) for w in each)) for i, each in ({0: ()} | widths).items()]
         whole = CodedExchange(stages, Identity().build(shard.row_lists, stages, context.seed))
-        once = lower(fill_drain(stages.size, 1, virtual=schedule.virtual))
-        self._by_chunks = Pipeline(of_stage, entries, schedule, coded, remat)
+        virtual = len(layers_of) // stages.size
+        schedule = lower(strategy.schedule(stages.size, chunks.num, virtual=virtual))
+        once = lower(fill_drain(stages.size, 1, virtual=virtual))
+        self._by_chunks = Pipeline(of_stage, entries, schedule, coded, strategy.remat)
         self._at_once = Pipeline(of_stage, entries, once, whole)
-        self._targets = [self._target(part.chunks.own(k)) for k in range(part.chunks.num)]
+        self._targets = [self._target(chunks.own(k)) for k in range(chunks.num)]
         self._unread = None
 
     def _target(self, span: RowRange) -> tuple[Tensor | None, Tensor | None]:
@@ -215,9 +210,10 @@ class PipelineEngine(EngineDefaults):
         for codec in self._codecs:
             codec.begin_epoch(epoch)
         self._refresh(epoch)
-        order = draw_order(part.chunks.num, seed=self._seed, epoch=epoch, shuffled=self._shuffled)
+        shuffled = self._strategy.order == "shuffled"
+        order = draw_order(part.chunks.num, seed=self._seed, epoch=epoch, shuffled=shuffled)
         epoch_order = EpochOrder(part.chunks, order, fresh=history.fresh, stale=history.stale)
-        run, keeps_masks = Pass(self._seed, epoch, training=True), self._remat == "none"
+        run, keeps_masks = Pass(self._seed, epoch, training=True), self._strategy.remat == "none"
         batches: list[Batch] = []
         for slot, chunk in enumerate(order):
             graph = ChunkGraph(part, epoch_order, run, slot, keeps_masks=keeps_masks)
@@ -227,15 +223,15 @@ class PipelineEngine(EngineDefaults):
         loss = torch.zeros((), dtype=self._shard.in_degree.dtype, device=self._shard.x.device)
         for each in self._by_chunks.run(batches, epoch=epoch, timeline=self.timeline):
             loss += each
-        history.end_epoch(epoch, take=not self._exact_refresh)
+        history.end_epoch(epoch, take=not self._strategy.refresh_exact)
         return loss
 
     def _refresh(self, epoch: int) -> None:
         """Update the snapshot of an exact pass at the present weights if it is due. A run resumed without its history,
         on other ranks, starts one again."""
         history = self._part.history
-        start = self._exact_start and history.taken_after is None
-        again = self._exact_refresh and epoch > 0 and epoch % history.refresh == 0
+        start = self._strategy.history_init == "exact" and history.taken_after is None
+        again = self._strategy.refresh_exact and epoch > 0 and epoch % history.refresh == 0
         if (start or again) and history.halves == 2:
             with torch.no_grad():
                 self._exactly(recording(self._exact, self._part), Pass(self._seed, epoch, training=True))
