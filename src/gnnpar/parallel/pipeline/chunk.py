@@ -19,7 +19,7 @@ that begins at `tag.first`. So its numbers depend neither on the order of chunks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -119,10 +119,6 @@ class ChunkGraph(Walk, OwnRows):
         other.__dict__.update(self.__dict__, layer=layer, _calls=0)
         return other
 
-    def second_forward(self) -> Self:
-        """Return this chunk in a second forward."""
-        return replace(self, published=True)
-
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         """Return x after dropout. On a CPU a mask is drawn for all chunks at once, in a third of the time if they are
         small."""
@@ -195,7 +191,7 @@ class ChunkGraph(Walk, OwnRows):
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
         outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in chunks.outgoing[self.chunk].items()}
         incoming = chunks.incoming[self.chunk]
-        return tables, self._post(outgoing, incoming, RowLike.of(own), self._message_tag(call, "forward"))
+        return tables, self._post(outgoing, incoming, RowLike.of(own), call, "forward")
 
     def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
         """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
@@ -206,7 +202,7 @@ class ChunkGraph(Walk, OwnRows):
             for p, piece in chunks.incoming[chunk].items()
         }
         incoming = {p: Incoming(len(rows), first) for p, (rows, first) in chunks.outgoing[chunk].items()}
-        posted = self._post(outgoing, incoming, like, self._message_tag(call, "backward"))
+        posted = self._post(outgoing, incoming, like, call, "backward")
         mine = of_rows(self.span)  # while gradients of halo rows are sent
         for p, grads in self._taken(posted):
             add_returned(mine, chunks.sent[p, chunk], grads)
@@ -217,18 +213,17 @@ class ChunkGraph(Walk, OwnRows):
         outgoing: Mapping[int, Outgoing],
         incoming: Mapping[int, Incoming],
         like: Sequence[RowLike],
-        tag: MessageTag,
+        call: Call,
+        phase: Phase,
     ) -> Posted | None:
         """Exchange rows with the other parts of the stage, all of which have a chunk in the slot. None: one part."""
-        exchange = self.part.exchange
-        return exchange.post(outgoing, incoming, like, tag) if exchange.comm.size > 1 else None
+        if self.part.exchange.comm.size == 1:
+            return None
+        tag = MessageTag(self.run.epoch, *call, phase if self.run.counted else "evaluate", chunk=self.slot)
+        return self.part.exchange.post(outgoing, incoming, like, tag)
 
     def _taken(self, posted: Posted | None) -> Iterable[tuple[int, Rows]]:
         return self.part.exchange.take_all(posted) if posted else ()
-
-    def _message_tag(self, call: Call, phase: Phase) -> MessageTag:
-        counted = phase if self.run.counted else "evaluate"
-        return MessageTag(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
 
     def _pulled(self, agg: Sum, call: Call, like: Sequence[RowLike], grad_out: Tensor) -> Rows:
         """Return the gradient of a sum's sources, from the structure and the table of gradient rows alone."""

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnnpar.comm import Incoming
+from gnnpar.comm import Communicator, Incoming, RowLists
 from gnnpar.folds.block import Block, cached_results, held_nbytes, per_argument
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.keys import to_device
@@ -207,6 +207,18 @@ class Chunks:
         return tuple(
             {p: Incoming(len(span), span.first - firsts[p]) for p, span in each.items() if len(span)} for each in spans
         )
+
+    def row_lists(self, parts: int) -> RowLists:
+        """Return the rows between parts, both lists in table order."""
+        sent = {p: torch.cat([self.sent[p, k] + self.own(k).first for k in range(self.num)]) for p in self.readers}
+        read = {p: self.ids[self.spans[p, 0].first : self.spans[p, self.num - 1].last] for p in self.peers}
+        return RowLists(self.part, parts, self.ids[: self.num_own], sent, read)
+
+    def boundary_lists(self, stages: Communicator) -> RowLists:
+        """Return the rows between stages: all own rows, in table order."""
+        ids, others = self.ids[: self.num_own], [p for p in range(stages.size) if p != stages.rank]
+        everything = torch.arange(len(ids), device=ids.device)
+        return RowLists(stages.rank, stages.size, ids, dict.fromkeys(others, everything), dict.fromkeys(others, ids))
 
     @property
     def nbytes(self) -> int:

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gnnpar.codecs.codec import Identity
-from gnnpar.comm import CodedExchange, Mesh, MessageTag, RowLike
+from gnnpar.comm import CodedExchange, Incoming, Mesh, MessageTag, Outgoing, Posted, RowLike
 from gnnpar.comm.clock import monotonic as now
 from gnnpar.comm.communicator import Phase
 from gnnpar.files import StateDict
@@ -38,20 +38,30 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, draw_order
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.messages import Boundary, Entry, boundary_codec, slot_lists
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
-from gnnpar.parallel.pipeline.schedule.lower import lower
+from gnnpar.parallel.pipeline.schedule.lower import lower, message_of
 from gnnpar.parallel.pipeline.stage import Batch, Kept, Remat, Stage
 from gnnpar.parallel.torch_types import floats
 from gnnpar.parallel.view import View
 from gnnpar.partition.shard import comm_check
+from gnnpar_kernels import fold_key
 
 if TYPE_CHECKING:
     from gnnpar.parallel.pipeline.strategy import GNNPipe
 
 
+class Entry(NamedTuple):
+    """First layer of a virtual stage, and the rows that enter it."""
+
+    layer: int
+    like: tuple[RowLike, ...]
+
+
 class Pipeline:
     """The stages of a rank under one lowered schedule. `stages`: by virtual stage; `entries`: of all of them.
+
+    Receives are posted when the schedule says so: one message ahead of its use, in the order in which the other rank
+    sends, so that messages travel while chunks are computed. A message is named by its receive.
 
     `most_kept`: bytes of rows kept to compute batches again, at most in the last pass.
     """
@@ -76,7 +86,8 @@ class Pipeline:
         """Run a batch in each slot, forwards alone if gradients are off. Return the losses (or logits) of the last
         stage, slot by slot. Gradients are left in the parameters."""
         spans = [batch.span for batch in batches]
-        boundary = Boundary(self._exchange, self._schedule, self._entries, spans, epoch, phase)
+        ready: dict[Action, Rows] = {}  # by receive: to be sent, or read by another stage of this rank
+        posted: dict[Action, Posted] = {}
         kept: dict[tuple[int, int], Kept] = {}  # by (stage, slot)
         results: list[Tensor] = []
         kept_bytes = self.most_kept = 0
@@ -84,18 +95,18 @@ class Pipeline:
         for action in self._actions:
             began, stage, slot = now(), action.stage, action.slot
             if action.kind == "forward":
-                given = boundary.take(Action("receive_forward", stage, slot)) if stage else ()
+                given = self._take(Action("receive_forward", stage, slot), ready, posted) if stage else ()
                 keep = (stage, slot) in self._open
                 made, state = self._stages[stage].forward(batches[slot], given, keep=keep)
                 if stage < self._last:
-                    boundary.give(Action("receive_forward", stage + 1, slot), made)
+                    ready[Action("receive_forward", stage + 1, slot)] = made
                 else:
                     results.append(made[0])
                 if backward:
                     kept[stage, slot] = state
                     kept_bytes += state.nbytes
                     self.most_kept = max(self.most_kept, kept_bytes)
-                del given, made, state  # rows live in `kept` and in the boundary alone
+                del given, made, state  # rows live in `kept` and in `ready` alone
             elif action.kind.endswith("backward") and not backward:
                 continue
             elif action.kind == "backward":
@@ -103,21 +114,40 @@ class Pipeline:
                 kept_bytes -= state.nbytes
                 self._stages[stage].reopen(state)  # before waiting: a second forward fills the bubble
                 if stage < self._last:
-                    grads = boundary.take(Action("receive_backward", stage, slot))
+                    grads = self._take(Action("receive_backward", stage, slot), ready, posted)
                 else:
                     grads = (torch.ones_like(results[0]),)
                 grads = self._stages[stage].backward(state, grads)
                 if stage:
-                    boundary.give(Action("receive_backward", stage - 1, slot), grads)
+                    ready[Action("receive_backward", stage - 1, slot)] = grads
                 del state, grads
-            elif action.kind.startswith("receive"):
-                boundary.post(action)
             else:
-                boundary.send(action)
+                message = self._post(action, spans[slot], ready, epoch, phase)
+                if action.kind.startswith("receive"):
+                    posted[action] = message
             if timeline is not None:
                 timeline.append((str(action), began, now()))
         assert not kept, "the schedule left a forward without its backward"
         return results
+
+    def _post(self, action: Action, span: RowRange, ready: dict[Action, Rows], epoch: int, phase: Phase) -> Posted:
+        """Send the rows of a message, or post its receive. span: table rows of its slot."""
+        source, target, receive = message_of(self._schedule, action)
+        sends = action != receive
+        outgoing = {target: Outgoing(ready.pop(receive), None, span.first)} if sends else {}
+        incoming = {} if sends else {source: Incoming(len(span), span.first)}
+        direction: Phase = "forward" if receive.kind == "receive_forward" else "backward"
+        entry = self._entries[receive.stage + (direction == "backward")]
+        tag = MessageTag(epoch, entry.layer, 0, direction)
+        counted = MessageTag(epoch, -1, 0, phase, chunk=action.slot)
+        return self._exchange.post(outgoing, incoming, entry.like, tag, counted=counted)
+
+    def _take(self, receive: Action, ready: dict[Action, Rows], posted: dict[Action, Posted]) -> Rows:
+        """Return the rows of a message, once; wait for them if another rank sends them."""
+        if receive in ready:
+            return ready.pop(receive)
+        message = posted.pop(receive)
+        return self._exchange.take(message, message.peers[0])
 
 
 def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
@@ -127,6 +157,9 @@ def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
         return {(a.stage, a.slot) for a in computing}
     turns = [a for a, b in pairwise(computing) if b == Action("backward", a.stage, a.slot)]
     return {(a.stage, a.slot) for a in turns if remat == "chunk"}
+
+
+_BOUNDARY = 0xB0DA  # keeps the noise between stages apart from that of halo rows
 
 
 class PipelineEngine(EngineDefaults):
@@ -145,8 +178,8 @@ class PipelineEngine(EngineDefaults):
         chunks = Chunks.of(shard)
         halves, remembers = 1 if chunks.num == 1 else 2, strategy.gradient == "mix"
         history = History(chunks.num_rows, chunks.num_own, refresh=strategy.refresh, halves=halves, remembers=remembers)
-        codec = strategy.codec.build(slot_lists(chunks, parts.size), parts, context.seed)
-        boundary = boundary_codec(strategy.boundary, chunks.ids[: chunks.num_own], stages, context.seed)
+        codec = strategy.codec.build(chunks.row_lists(parts.size), parts, context.seed)
+        boundary = strategy.boundary.build(chunks.boundary_lists(stages), stages, fold_key(context.seed, _BOUNDARY))
         part = PartState.of(shard, chunks, CodedExchange(parts, codec), history, strategy.weights)
         self._part, self._exact, self._shard, self._model = part, exact_view(replace(context, comm=parts)), shard, model
         self._comm, self._group, self._seed = context.comm, parts, context.seed
