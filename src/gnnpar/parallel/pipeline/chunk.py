@@ -144,7 +144,8 @@ class ChunkGraph(Walk, OwnRows):
         return len(self.span)
 
     def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        return tuple(t[self.edge_positions(block)] for t in edge)
+        positions = self.edge_positions(block) if edge else None
+        return tuple(t[positions] for t in edge)
 
     def edge_positions(self, block: Block) -> Tensor:
         return torch.searchsorted(self.edge_ids, self.block_edge_ids)

@@ -165,11 +165,10 @@ class Chunks:
 
     @per_argument
     def parts(self, chunk: int) -> tuple[tuple[Block, Tensor | slice], ...]:
-        """Return the in-edges of a chunk without their columns, and their places in it: all of them, or with other
+        """Return the in-edges of a chunk without columns and data, and their places in it: all of them, or with other
         parts those from this part's rows and those from theirs."""
-        edges = self.edges(chunk)
-        carried, src = replace(self.held, ids=None).at(edges), self.src[edges]
-        block = Block(self.indptr(chunk), src, len(self.own(chunk)), self.num_rows, edges=carried)
+        src = self.src[self.edges(chunk)]
+        block = Block(self.indptr(chunk), src, len(self.own(chunk)), self.num_rows)
         found: tuple[tuple[Block, Tensor | slice], ...] = ((block, slice(None)),)
         if self.peers:
             own = src < self.num_own
@@ -288,10 +287,13 @@ class EpochOrder:
     @per_argument
     def blocks(self, chunk: int) -> tuple[Block, ...]:
         """Return the in-edges of a chunk over the double table: columns of this part, then those of other parts."""
-        columns = self._columns[self.chunks.edges(chunk)]
-        num_src = self.chunks.num_rows * (1 if self.fresh == self.stale else 2)
-        parts = self.chunks.parts(chunk)
-        return tuple(replace(part, indices=columns[places], num_src=num_src) for part, places in parts)
+        chunks, edges = self.chunks, self.chunks.edges(chunk)
+        columns, carried = self._columns[edges], replace(chunks.held, ids=None).at(edges)
+        num_src = chunks.num_rows * (1 if self.fresh == self.stale else 2)
+        return tuple(
+            replace(part, indices=columns[places], num_src=num_src, edges=carried.at(places))
+            for part, places in chunks.parts(chunk)
+        )
 
     def compact(self, chunk: int) -> tuple[Block, Tensor, Tensor, Tensor]:
         """Return (block, rows of the double table, table rows, destination's slot minus source's) of the columns of a
