@@ -46,7 +46,7 @@ def per_argument(method: Callable[Concatenate[K, P], R]) -> Callable[Concatenate
 
     @wraps(method)
     def found(self: K, *args: P.args, **named: P.kwargs) -> R:
-        results, key = _results(self), (method.__name__, *args)
+        results, key = vars(self).setdefault("_per_argument", {}), (method.__name__, *args)
         if key not in results:
             results[key] = method(self, *args, **named)
         return cast("R", results[key])
@@ -54,13 +54,9 @@ def per_argument(method: Callable[Concatenate[K, P], R]) -> Callable[Concatenate
     return found
 
 
-def _results(of: object) -> dict[tuple[object, ...], object]:
-    return vars(of).setdefault("_per_argument", {})
-
-
 def cached_results(of: object) -> list[object]:
     """Return the results that `per_argument` holds for an object."""
-    return list(_results(of).values())
+    return list(vars(of).get("_per_argument", {}).values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,6 +116,12 @@ class Gradient:
         zeros = tuple(each.widened.empty(num_rows).zero_() for each in self.like)
         self._inner = self._inner._replace(src=zeros)
 
+    def set_own(self, grads: Rows) -> None:
+        """Set the gradients of the local rows that need one."""
+        given = iter(grads)
+        src = tuple(next(given) if wanted else self.grad_out for wanted in self._wanted)  # others are not read
+        self._inner = self._inner._replace(src=src)
+
     def total(self) -> Operands:
         """Return the sum of all shares, with the destinations' gradient if it is computed from saved values."""
         total = _sum(self._inner, self._halo)

@@ -18,7 +18,7 @@ that begins at `tag.first`. So its numbers depend neither on the order of chunks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -160,7 +160,7 @@ class ChunkGraph(Walk, OwnRows):
         blocks = self.epoch_order.blocks(self.chunk) if isinstance(agg, Sum) else ()
         for block in blocks[:1]:
             yield block, tables
-        for p, rows in self._taken(posted):
+        for p, rows in self.part.exchange.take_all(posted) if posted else ():
             self.part.history.write((self.layer, call), rows, self.part.chunks.spans[p, self.chunk].rows)
         for block in blocks[1:]:
             yield block, tables
@@ -175,20 +175,19 @@ class ChunkGraph(Walk, OwnRows):
         block, rows, columns, ahead = self.epoch_order.compact(self.chunk)
         tables = self.part.history.sources(call, gradient.like)
         grads = gradient.of_block(block, tuple(table[rows] for table in tables))
-        gradient.begin(len(self.span))
-        if like := gradient.chosen(gradient.like):
-            pushed = self._pushed(call, grads, like, columns, ahead)
-            for total, each in zip(gradient.local_sums, pushed, strict=True):
-                total.copy_(each)
+        like = gradient.chosen(gradient.like)
+        gradient.set_own(self._pushed(call, grads, like, columns, ahead) if like else ())
         return gradient.total()
 
     def publish(self, call: Call, src: Rows) -> tuple[Rows, Posted | None]:
-        """Write the chunk's source rows and send them to other parts. Return (tables, both halves; the receives)."""
+        """Write the chunk's source rows and send them to other parts. Return (tables, both halves; the receives,
+        None of one part or in a second forward)."""
         history, chunks = self.part.history, self.part.chunks
         if self.published:
             return history.sources(call, RowLike.of(src)), None
-        history.write(call, src, self.span.rows)
-        tables = history.sources(call, RowLike.of(src))
+        tables = history.write(call, src, self.span.rows)
+        if self.part.exchange.comm.size == 1:
+            return tables, None
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
         outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in chunks.outgoing[self.chunk].items()}
         incoming = chunks.incoming[self.chunk]
@@ -198,6 +197,8 @@ class ChunkGraph(Walk, OwnRows):
         """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
         table rows, from this part's destinations."""
         chunks, chunk = self.part.chunks, self.chunk
+        if self.part.exchange.comm.size == 1:
+            return of_rows(self.span)
         outgoing = {
             p: Outgoing(of_rows(chunks.spans[p, chunk]), None, piece.first)
             for p, piece in chunks.incoming[chunk].items()
@@ -205,7 +206,7 @@ class ChunkGraph(Walk, OwnRows):
         incoming = {p: Incoming(len(rows), first) for p, (rows, first) in chunks.outgoing[chunk].items()}
         posted = self._post(outgoing, incoming, like, call, "backward")
         mine = of_rows(self.span)  # while gradients of halo rows are sent
-        for p, grads in self._taken(posted):
+        for p, grads in self.part.exchange.take_all(posted):
             add_returned(mine, chunks.sent[p, chunk], grads)
         return mine
 
@@ -216,15 +217,10 @@ class ChunkGraph(Walk, OwnRows):
         like: Sequence[RowLike],
         call: Call,
         phase: Phase,
-    ) -> Posted | None:
-        """Exchange rows with the other parts of the stage, all of which have a chunk in the slot. None: one part."""
-        if self.part.exchange.comm.size == 1:
-            return None
+    ) -> Posted:
+        """Exchange rows with the other parts of the stage, all of which have a chunk in the slot."""
         tag = MessageTag(self.run.epoch, *call, phase if self.run.counted else "evaluate", chunk=self.slot)
         return self.part.exchange.post(outgoing, incoming, like, tag)
-
-    def _taken(self, posted: Posted | None) -> Iterable[tuple[int, Rows]]:
-        return self.part.exchange.take_all(posted) if posted else ()
 
     def _pulled(self, agg: Sum, call: Call, like: Sequence[RowLike], grad_out: Tensor) -> Rows:
         """Return the gradient of a sum's sources, from the structure and the table of gradient rows alone."""
