@@ -20,7 +20,6 @@ from gnnpar.parallel.local import LocalRows, Pass, by_type
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState, Weights
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, draw_order
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.messages import ChunkHalo
 from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import cut, with_chunks
 from gnnpar.verify.conformance import Job
@@ -214,8 +213,8 @@ class Chain:
         self.history = History(
             chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
         )
-        slots = ChunkHalo(chunks, CodedExchange(comm, Identity().build(shard.row_lists, comm, 0)))
-        self.part = PartState(chunks, shard.in_degree[chunks.order], slots, self.history, self.weights)
+        exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, 0))
+        self.part = PartState(chunks, shard.in_degree[chunks.order], exchange, self.history, self.weights)
         self.epoch = 0
 
     def run(self, x: Tensor, grad: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -20,13 +20,13 @@ from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request, search
-from gnnpar.planner.simulate import EpochTimeline, simulated
 from gnnpar.pricing.candidate import PhasedCandidate, Scope
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import NOMINAL, Rates
+from gnnpar.pricing.simulate import EpochTimeline, simulated
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.steps import in_rounds
 from gnnpar.pricing.work import DIRECTIONS, Work, wire_bytes

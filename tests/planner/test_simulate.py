@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gnnpar.planner.simulate import fair_rates, simulate
+from gnnpar.pricing.simulate import fair_rates, simulate
 from gnnpar.pricing.tasks import SimulatedTask
 
 

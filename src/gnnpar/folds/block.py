@@ -38,17 +38,25 @@ class ByType(NamedTuple):
     pairs: Tensor | None
 
 
-def per_argument(method: Callable[Concatenate[Block, P], R]) -> Callable[Concatenate[Block, P], R]:
-    """Cache a method's results on its block, by arguments."""
+K = TypeVar("K")
+
+
+def per_argument(method: Callable[Concatenate[K, P], R]) -> Callable[Concatenate[K, P], R]:
+    """Cache a method's results on its object, by arguments."""
 
     @wraps(method)
-    def found(self: Block, *args: P.args, **named: P.kwargs) -> R:
-        key = method.__name__, *args
-        if key not in self.kept:
-            self.kept[key] = method(self, *args, **named)
-        return cast("R", self.kept[key])
+    def found(self: K, *args: P.args, **named: P.kwargs) -> R:
+        results, key = vars(self).setdefault("_per_argument", {}), (method.__name__, *args)
+        if key not in results:
+            results[key] = method(self, *args, **named)
+        return cast("R", results[key])
 
     return found
+
+
+def cached_results(of: object) -> list[object]:
+    """Return the results that `per_argument` holds for an object."""
+    return list(vars(of).get("_per_argument", {}).values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +78,6 @@ class Block:
     edges: EdgeData = field(default_factory=EdgeData)
     by_type: dict[int, ByType] = field(default_factory=dict[int, ByType])
     ascends: bool = True
-
-    @cached_property
-    def kept(self) -> dict[tuple[object, ...], object]:
-        """Results of methods that are cached by argument."""
-        return {}
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -310,8 +313,8 @@ class Block:
         if "by_id" in self.__dict__:
             block, order = self.by_id
             held += [block.indices, block.src_ids, order]
-        held += [_kinds.get(each, (None,))[0] if isinstance(each, Tensor) else each for each in self.kept.values()]
-        return _nbytes(held)
+        held += [_kinds.get(each, (None,))[0] if isinstance(each, Tensor) else each for each in cached_results(self)]
+        return held_nbytes(held)
 
     @staticmethod
     def from_edges(
@@ -337,10 +340,10 @@ def _run_starts(values: Tensor) -> Tensor:
     return starts.nonzero().flatten()
 
 
-def _nbytes(held: object) -> int:
+def held_nbytes(held: object) -> int:
     """Return the bytes of a tensor or block, or of all in a tuple or list."""
     if isinstance(held, tuple | list):
-        return sum(map(_nbytes, cast("Iterable[object]", held)))
+        return sum(map(held_nbytes, cast("Iterable[object]", held)))
     return held.nbytes if isinstance(held, Tensor | Block) else 0
 
 

@@ -1,15 +1,14 @@
 """The walk over blocks: Y = finish(fold over (block, rows)), and its gradient block by block.
 
 A walk gives the order of the blocks, the source of their rows, and the destination of remote gradients. One autograd
-function does the rest. Pipeline chunks, `feature` on several ranks and whole neighbourhoods have their own autograd
-functions.
+function does the rest. `feature` on several ranks and whole neighbourhoods have their own autograd functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -25,8 +24,12 @@ from gnnpar.parallel.view import View
 
 
 class Walk(Protocol):
-    """The blocks of one aggregation, in order. Defaults: edge operands are in the order of the blocks; none are
-    sent."""
+    """The blocks of one aggregation, in order. Defaults: edge operands are in the order of the blocks; none are sent.
+
+    `keeps_own`: False if the gradient finds the local source rows in tables too.
+    """
+
+    keeps_own: ClassVar[bool] = True
 
     @property
     def num_rows(self) -> int:
@@ -113,6 +116,12 @@ class Gradient:
         zeros = tuple(each.widened.empty(num_rows).zero_() for each in self.like)
         self._inner = self._inner._replace(src=zeros)
 
+    def set_own(self, grads: Rows) -> None:
+        """Set the gradients of the local rows that need one."""
+        given = iter(grads)
+        src = tuple(next(given) if wanted else self.grad_out for wanted in self._wanted)  # others are not read
+        self._inner = self._inner._replace(src=src)
+
     def total(self) -> Operands:
         """Return the sum of all shares, with the destinations' gradient if it is computed from saved values."""
         total = _sum(self._inner, self._halo)
@@ -192,8 +201,10 @@ class _Fold(torch.autograd.Function):
             del rows  # freed before the next rows arrive
         state, merged = over.merged(state)
         out, saved = agg.finish(state)
-        own = flat if agg.needs_src else ()
-        ctx.walk, ctx.agg, ctx.call, ctx.counts, ctx.like = over, agg, call, counts, RowLike.of(x.src)
+        first = 0 if over.keeps_own else len(x.src)
+        own = flat[first:] if agg.needs_src else ()
+        ctx.walk, ctx.agg, ctx.call, ctx.like = over, agg, call, RowLike.of(x.src)
+        ctx.counts = counts[0] - first, *counts[1:]
         ctx.ends = len(own), len(own) + len(remote), len(own) + len(remote) + len(merged)
         over.hold(call, [*remote, *merged])
         ctx.save_for_backward(*own, *remote, *merged, *saved)

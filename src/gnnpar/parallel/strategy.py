@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gnnpar.codecs.codec import CodecConfig, Exactness
 from gnnpar.data.dataset import Dataset
-from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
@@ -97,25 +96,23 @@ class Capabilities:
 
     `max_ranks`: the most ranks it can use; None: any number. `from_shards`: it runs from shards on disk (its plan is
     `flat_plan` with one part per rank). `vertex_cut`: edges have their own parts. `chunks`: the nodes of a rank may be
-    cut into chunks that run in turn. `folds`: aggregators it supports; None: any. `cached_first_layer`: it supports
-    first_layer=cached. `by_layers`: it runs layer by layer, so it needs a model that is cut into layers. `no_pyg`: why
-    it runs no PyG model, to be read after its name. `edge_data`: kinds of edge data it supports. `whole_neighborhoods`:
-    a fold may read all in-edges of a row at once. `moments`: its ranks together hold all rows of a layer at once, so
-    that a model may read their mean and variance. `replicated_weights`: every rank holds all parameters (one stage).
-    `crosses_epochs`: rows of one epoch are read in a later one. `plans_again`: it plans again after the warm-up, with
-    measurements. `less_memory`: number of ranks -> the settings of this strategy that need less memory. `pair_loss`: a
-    rank has the output rows of all its nodes at once, as losses of node pairs need. `clusters`: the number of non-empty
-    clusters that it cuts the graph into. `row_order`: the rows of a part may stand in any order. `captured`: device
-    work differs between epochs only in keys and numbers held in tensors (`Capturable`), so a CUDA graph may hold an
-    epoch. `learned_features`: a rank reads other nodes' features only through the folds of layers, which return
-    gradients.
+    cut into chunks that run in turn. `cached_first_layer`: it supports first_layer=cached. `by_layers`: it runs layer
+    by layer, so it needs a model that is cut into layers. `no_pyg`: why it runs no PyG model, to be read after its
+    name. `edge_data`: kinds of edge data it supports. `whole_neighborhoods`: a fold may read all in-edges of a row at
+    once. `moments`: its ranks together hold all rows of a layer at once, so that a model may read their mean and
+    variance. `replicated_weights`: every rank holds all parameters (one stage). `crosses_epochs`: rows of one epoch are
+    read in a later one. `plans_again`: it plans again after the warm-up, with measurements. `less_memory`: number of
+    ranks -> the settings of this strategy that need less memory. `pair_loss`: a rank has the output rows of all its
+    nodes at once, as losses of node pairs need. `clusters`: the number of non-empty clusters that it cuts the graph
+    into. `row_order`: the rows of a part may stand in any order. `captured`: device work differs between epochs only in
+    keys and numbers held in tensors (`Capturable`), so a CUDA graph may hold an epoch. `learned_features`: a rank reads
+    other nodes' features only through the folds of layers, which return gradients.
     """
 
     max_ranks: int | None = None
     from_shards: bool = False
     vertex_cut: bool = False
     chunks: bool = False
-    folds: tuple[type[Aggregator], ...] | None = None
     cached_first_layer: bool = True
     by_layers: bool = False
     no_pyg: str = ""

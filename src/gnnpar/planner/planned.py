@@ -15,11 +15,11 @@ from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planner import Evaluated, Planned, Request, price_grids, reasons, recorded
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.search.named import BUDGET, DEFAULT, run
-from gnnpar.planner.simulate import EpochTimeline, simulated
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.quantity import bytes_text, seconds_text
+from gnnpar.pricing.simulate import EpochTimeline, simulated
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Held
 from gnnpar.settings import PLAN_SETUP, Settings

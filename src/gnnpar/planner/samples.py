@@ -230,7 +230,7 @@ def _order(watch: _Watch, samples: Samples) -> None:
     def order() -> None:
         epoch_order = EpochOrder(chunks, range(num), fresh=0, stale=n)
         for k in range(num):
-            epoch_order.block(k)
+            epoch_order.blocks(k)
             epoch_order.readers("now", spans[0, k])
             epoch_order.readers("before", spans[0, k])
 

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gnnpar.pricing.price import Memory
 from gnnpar.pricing.work import Work
 
-_NUMBER = 4.0
+NUMBER = 4.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tables:
-    """Tables of a stage: elements of rows, bytes of structure, bytes to cut a chunk order."""
-
-    numbers: float = 0.0
-    structure: float = 0.0
-    order: float = 0.0
-
-
-def rank_memory(
-    work: Work,
-    layers: range,
-    p: int,
-    *,
-    columns: float,
-    moving: float,
-    chunks: int = 1,
-    tables: Tables = Tables(),
-) -> Memory:
+def rank_memory(work: Work, layers: range, p: int, *, columns: float, moving: float, chunks: int = 1) -> Memory:
     """Return the peak bytes of the rank of part p with these layers.
 
     `columns`: source rows kept for folds that read them in backward; `moving`: elements in flight at once.
@@ -50,13 +30,12 @@ def rank_memory(
     carried += 2 * n * sum(ir.cuts[layers.stop - 1]) / chunks if not last else n * ir.final * 3
     ids = 2 * 8.0 * e * any(f.ids for f in ir.every_fold)  # by destination and by source
     return Memory(
-        parameters=5 * _NUMBER * params + 4 * _NUMBER * n * ir.learned * first,
-        structure=structure_bytes(n, e, halo) + ids + tables.structure,
-        features=n * ir.in_dim * _NUMBER * first + n * 20.0,
-        saved=n * sum(ir.saved_of[i] for i in layers) * _NUMBER,
-        halo=kept * _NUMBER,
-        history=tables.numbers * _NUMBER,
-        transient=(max(max(moving, dense) + attention, moving + folding) + carried) * _NUMBER + tables.order,
+        parameters=5 * NUMBER * params + 4 * NUMBER * n * ir.learned * first,
+        structure=structure_bytes(n, e, halo) + ids,
+        features=n * ir.in_dim * NUMBER * first + n * 20.0,
+        saved=n * sum(ir.saved_of[i] for i in layers) * NUMBER,
+        halo=kept * NUMBER,
+        transient=(max(max(moving, dense) + attention, moving + folding) + carried) * NUMBER,
     )
 
 

@@ -11,29 +11,30 @@ complete, after it. Each row travels once a direction, as in graph parallelism.
 A sum pulls its gradient: the gradient rows of destinations lie in a table, times `fresh` once their slot is over, and
 the sources of a slot read them over the out-edges (specification 2.3). Other folds push theirs: the gradients of a
 chunk's columns are added to a table until their sources' turn; last epoch's gradients cannot be mixed in there.
+
+A codec sees the rows that a part reads of another as one list, chunk by chunk in table order; a slot sends the piece
+that begins at `tag.first`. So its numbers depend neither on the order of chunks nor on the number of stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from gnnpar.comm import MessageTag, Posted, RowLike
+from gnnpar.comm import CodedExchange, Incoming, MessageTag, Outgoing, Posted, RowLike
 from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Operands, Rows, chosen
+from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
-from gnnpar.parallel.blocks import add_returned, split_operands, wanted_gradients
+from gnnpar.parallel.blocks import Gradient, Walk, add_returned, walk
 from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, Turn
 from gnnpar.parallel.pipeline.history import Call, History
-from gnnpar.parallel.pipeline.messages import ChunkHalo
-from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.partition.shard import Shard, edges_by_id
 
 
@@ -47,26 +48,26 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class PartState:
-    """State that all chunks of a part share on a rank. `in_degree`, `in_weight` [N], `type_degree` [N, T] in table
-    order."""
+    """State that all chunks of a part share on a rank. `exchange`: of the parts of a stage. `in_degree`, `in_weight`
+    [N], `type_degree` [N, T] in table order."""
 
     chunks: Chunks
     in_degree: Tensor
-    halo: ChunkHalo
+    exchange: CodedExchange
     history: History
     weights: Weights
     in_weight: Tensor | None = None
     type_degree: Tensor | None = None
 
     @staticmethod
-    def of(shard: Shard, chunks: Chunks, halo: ChunkHalo, history: History, weights: Weights) -> PartState:
+    def of(shard: Shard, chunks: Chunks, exchange: CodedExchange, history: History, weights: Weights) -> PartState:
         """Return the part of a shard."""
         degrees = (chosen(each, chunks.order) for each in (shard.in_weight, shard.type_degree))
-        return PartState(chunks, shard.in_degree[chunks.order], halo, history, weights, *degrees)
+        return PartState(chunks, shard.in_degree[chunks.order], exchange, history, weights, *degrees)
 
 
 @dataclass(eq=False)
-class ChunkGraph(OwnRows):
+class ChunkGraph(Walk, OwnRows):
     """The Graph of the chunk in a slot, in one layer of one epoch.
 
     `keeps_masks`: dropout masks of all chunks live through the epoch. `published`: this is a second forward, for the
@@ -80,6 +81,7 @@ class ChunkGraph(OwnRows):
     layer: int = 0
     keeps_masks: bool = True
     published: bool = False
+    keeps_own = False
     edge_attr = edge_type = None  # chunks carry no attributes, and types in their blocks alone
     _calls: int = field(default=0, init=False)
 
@@ -117,10 +119,6 @@ class ChunkGraph(OwnRows):
         other.__dict__.update(self.__dict__, layer=layer, _calls=0)
         return other
 
-    def second_forward(self) -> Self:
-        """Return this chunk in a second forward."""
-        return replace(self, published=True)
-
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         """Return x after dropout. On a CPU a mask is drawn for all chunks at once, in a third of the time if they are
         small."""
@@ -139,77 +137,100 @@ class ChunkGraph(OwnRows):
 
     def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
         call, self._calls = self._calls, self._calls + 1
-        counts = len(src), len(dst), len(edge)
-        fold = _PulledFold if isinstance(agg, Sum) else _PushedFold
-        return apply(fold, self, agg, (self.layer, call), counts, *src, *dst, *edge, *shared)
+        return walk(self, agg, call, src, dst, edge, shared)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.span)
+
+    def edge_rows(self, block: Block, edge: Rows) -> Rows:
+        positions = self.edge_positions(block) if edge else None
+        return tuple(t[positions] for t in edge)
+
+    def edge_positions(self, block: Block) -> Tensor:
+        return torch.searchsorted(self.edge_ids, self.block_edge_ids)
+
+    def keeps(self, agg: Aggregator) -> bool:
+        return False
+
+    def blocks(self, agg: Aggregator, x: Operands, call: int) -> Iterator[tuple[Block, Rows]]:
+        """Yield the columns of this part, which a sum folds while rows of other parts travel, then theirs. Other folds
+        have one block, of columns gathered from both halves; they are gathered again for the gradient."""
+        tables, posted = self.publish((self.layer, call), x.src)
+        blocks = self.epoch_order.blocks(self.chunk) if isinstance(agg, Sum) else ()
+        for block in blocks[:1]:
+            yield block, tables
+        for p, rows in self.part.exchange.take_all(posted) if posted else ():
+            self.part.history.write((self.layer, call), rows, self.part.chunks.spans[p, self.chunk].rows)
+        for block in blocks[1:]:
+            yield block, tables
+        if not blocks:
+            block, rows, _, _ = self.epoch_order.compact(self.chunk)
+            yield block, tuple(table[rows] for table in tables)
+
+    def differentiate(self, gradient: Gradient) -> Operands:
+        call = self.layer, gradient.call
+        if isinstance(gradient.agg, Sum):
+            return Operands(self._pulled(gradient.agg, call, gradient.like, gradient.grad_out))
+        block, rows, columns, ahead = self.epoch_order.compact(self.chunk)
+        tables = self.part.history.sources(call, gradient.like)
+        grads = gradient.of_block(block, tuple(table[rows] for table in tables))
+        like = gradient.chosen(gradient.like)
+        gradient.set_own(self._pushed(call, grads, like, columns, ahead) if like else ())
+        return gradient.total()
 
     def publish(self, call: Call, src: Rows) -> tuple[Rows, Posted | None]:
-        """Write the chunk's source rows and send them to other parts. Return (tables, both halves; the receives)."""
-        history = self.part.history
+        """Write the chunk's source rows and send them to other parts. Return (tables, both halves; the receives,
+        None of one part or in a second forward)."""
+        history, chunks = self.part.history, self.part.chunks
         if self.published:
             return history.sources(call, RowLike.of(src)), None
-        history.write(call, src, self.span.rows)
-        tables = history.sources(call, RowLike.of(src))
+        tables = history.write(call, src, self.span.rows)
+        if self.part.exchange.comm.size == 1:
+            return tables, None
         own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
-        return tables, self.part.halo.send(own, self.chunk, self._message_tag(call, "forward"))
-
-    def complete(self, call: Call, posted: Posted | None) -> None:
-        """Write the rows of the other parts' chunks in this slot."""
-        for span, rows in self.part.halo.received(posted, self.chunk):
-            self.part.history.write(call, rows, span.rows)
+        outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in chunks.outgoing[self.chunk].items()}
+        incoming = chunks.incoming[self.chunk]
+        return tables, self._post(outgoing, incoming, RowLike.of(own), call, "forward")
 
     def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
         """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
         table rows, from this part's destinations."""
-        halo, spans = self.part.halo, self.part.chunks.spans
-        halo_grads = {p: of_rows(spans[p, self.chunk]) for p in self.part.chunks.peers}
-        posted = halo.send_back(halo_grads, self.chunk, like, self._message_tag(call, "backward"))
+        chunks, chunk = self.part.chunks, self.chunk
+        if self.part.exchange.comm.size == 1:
+            return of_rows(self.span)
+        outgoing = {
+            p: Outgoing(of_rows(chunks.spans[p, chunk]), None, piece.first)
+            for p, piece in chunks.incoming[chunk].items()
+        }
+        incoming = {p: Incoming(len(rows), first) for p, (rows, first) in chunks.outgoing[chunk].items()}
+        posted = self._post(outgoing, incoming, like, call, "backward")
         mine = of_rows(self.span)  # while gradients of halo rows are sent
-        for index, grads in halo.returned(posted, self.chunk):
-            add_returned(mine, index, grads)
+        for p, grads in self.part.exchange.take_all(posted):
+            add_returned(mine, chunks.sent[p, chunk], grads)
         return mine
 
-    def _message_tag(self, call: Call, phase: Phase) -> MessageTag:
-        counted = phase if self.run.counted else "evaluate"
-        return MessageTag(self.run.epoch, call[0], call[1], counted, chunk=self.slot)
+    def _post(
+        self,
+        outgoing: Mapping[int, Outgoing],
+        incoming: Mapping[int, Incoming],
+        like: Sequence[RowLike],
+        call: Call,
+        phase: Phase,
+    ) -> Posted:
+        """Exchange rows with the other parts of the stage, all of which have a chunk in the slot."""
+        tag = MessageTag(self.run.epoch, *call, phase if self.run.counted else "evaluate", chunk=self.slot)
+        return self.part.exchange.post(outgoing, incoming, like, tag)
 
-
-class _Pulled(Context):
-    view: ChunkGraph
-    agg: Sum
-    call: Call
-    like: RowLike  # of the sources
-
-
-class _PulledFold(torch.autograd.Function):
-    """The sum. Nothing is saved: the gradient needs the structure and the table of gradient rows alone."""
-
-    @staticmethod
-    def forward(
-        ctx: _Pulled, view: ChunkGraph, agg: Sum, call: Call, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:
-        x = split_operands(counts, flat)
-        tables, posted = view.publish(call, x.src)
-        own, halo = view.epoch_order.split(view.chunk)  # own columns are summed while rows of other parts travel
-        state = agg.update(agg.init(own.num_dst, x), own, x._replace(src=tables))
-        view.complete(call, posted)
-        if halo is not None:
-            state = agg.update(state, halo, x._replace(src=tables))
-        ctx.view, ctx.agg, ctx.call, ctx.like = view, agg, call, RowLike.of(x.src)[0]
-        return agg.finish(state)[0]
-
-    @staticmethod
-    def backward(ctx: _Pulled, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        view, agg, call, (grad_out,) = ctx.view, ctx.agg, ctx.call, grad_outputs
-        if not any(ctx.needs_input_grad[4:]):
-            return (None,) * len(ctx.needs_input_grad)
-        like, part = RowLike.of((grad_out,))[0], view.part
-        table, last = part.history.gradients(call, like), part.history.last_gradients(call, like)
-        rows = table[view.span.rows].copy_(grad_out)
+    def _pulled(self, agg: Sum, call: Call, like: Sequence[RowLike], grad_out: Tensor) -> Rows:
+        """Return the gradient of a sum's sources, from the structure and the table of gradient rows alone."""
+        part, like_out = self.part, RowLike.of((grad_out,))[0]
+        table, last = part.history.gradients(call, like_out), part.history.last_gradients(call, like_out)
+        rows = table[self.span.rows].copy_(grad_out)
         fresh, stale = part.weights.fresh, part.weights.stale
 
         def read(turn: Turn, span: RowRange, of: Tensor) -> Tensor | None:
-            csr = view.epoch_order.readers(turn, span)
+            csr = self.epoch_order.readers(turn, span)
             return None if csr is None else agg.grad_src(csr, of, len(span))
 
         def pull(span: RowRange) -> Rows:
@@ -218,89 +239,27 @@ class _PulledFold(torch.autograd.Function):
             if more is not None:  # rows of the last epoch are kept times `fresh`, too
                 more.mul_(stale / fresh)
                 total = more if total is None else total.add_(more)
-            return (like.empty(len(span)).zero_() if total is None else total,)
+            return (like[0].widened.empty(len(span)).zero_() if total is None else total,)
 
-        grads = view.gradients(call, (ctx.like,), pull)
-        if fresh != 1 and (view.slot or part.history.remembers):
+        grads = self.gradients(call, like, pull)
+        if fresh != 1 and (self.slot or part.history.remembers):
             rows.mul_(fresh)  # for the chunks of earlier slots, whose turn comes now
-        return (None, None, None, None, *wanted_gradients(Operands(grads), ctx.needs_input_grad[4:]))
+        return grads
 
+    def _pushed(self, call: Call, grads: Rows, like: Sequence[RowLike], columns: Tensor, ahead: Tensor) -> Rows:
+        """Add the gradients of a chunk's columns to the tables; take out the gradients of the current slot's
+        sources."""
+        tables, weights = self.part.history.pushed(call, [each.widened for each in like]), self.part.weights
+        weight = torch.where(ahead > 0, weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
+        for table, each in zip(tables, grads, strict=True):
+            shape = (-1, *[1] * (table.dim() - 1))
+            table.index_add_(0, columns, each * weight.to(table.dtype).view(shape))
 
-class _Pushed(Context):
-    view: ChunkGraph
-    agg: Aggregator
-    call: Call
-    counts: tuple[int, int, int]
-    like: tuple[RowLike, ...]  # of the sources
+        def take(span: RowRange) -> Rows:
+            """Return rows of the tables, and leave zeros for the next epoch."""
+            taken = tuple(table[span.rows].clone() for table in tables)
+            for table in tables:
+                table[span.rows] = 0
+            return taken
 
-
-class _PushedFold(torch.autograd.Function):
-    """Any other fold, over columns gathered from both halves; they are gathered again for the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: _Pushed, view: ChunkGraph, agg: Aggregator, call: Call, counts: tuple[int, int, int], *flat: Tensor
-    ) -> Tensor:
-        x = split_operands(counts, flat)
-        tables, posted = view.publish(call, x.src)
-        view.complete(call, posted)
-        block, rows, _, _ = view.epoch_order.compact(view.chunk)
-        x = _on_block(view, x, tables, rows)
-        out, saved = agg.finish(agg.update(agg.init(block.num_dst, x), block, x))
-        ctx.view, ctx.agg, ctx.call, ctx.counts, ctx.like = view, agg, call, counts, RowLike.of(flat[: counts[0]])
-        ctx.save_for_backward(*flat[counts[0] :], *saved)
-        return out
-
-    @staticmethod
-    def backward(ctx: _Pushed, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        view, agg, (num_src, num_dst, num_edge) = ctx.view, ctx.agg, ctx.counts
-        asked, grad_out = ctx.needs_input_grad[4:], grad_outputs[0].contiguous()
-        kept, saved = ctx.saved_tensors[: len(asked) - num_src], ctx.saved_tensors[len(asked) - num_src :]
-        block, rows, columns, ahead = view.epoch_order.compact(view.chunk)
-        own = split_operands((0, num_dst, num_edge), kept)
-        x = _on_block(view, own, view.part.history.sources(ctx.call, ctx.like), rows)
-        prepared = agg.prepare(saved, grad_out)
-        grads = agg.grad(block, x, prepared, grad_out)
-        grads = grads._replace(dst=grads.dst or agg.grad_dst(prepared, grad_out))
-        if grads.edge:
-            order = _order_in_block(view)
-            grads = grads._replace(edge=tuple(torch.empty_like(t).index_copy_(0, order, t) for t in grads.edge))
-        src: list[Tensor | None] = [None] * num_src
-        if wanted := [i for i in range(num_src) if asked[i]]:
-            pushed = _push(ctx, [grads.src[i] for i in wanted], [ctx.like[i] for i in wanted], columns, ahead)
-            for i, each in zip(wanted, pushed, strict=True):
-                src[i] = each
-        return (None, None, None, None, *src, *wanted_gradients(grads._replace(src=()), asked[num_src:]))
-
-
-def _push(ctx: _Pushed, grads: Sequence[Tensor], like: Sequence[RowLike], columns: Tensor, ahead: Tensor) -> Rows:
-    """Add the gradients of a chunk's columns to the tables; take out the gradients of the current slot's sources."""
-    view = ctx.view
-    tables = view.part.history.pushed(ctx.call, [each.widened for each in like])
-    weight = torch.where(ahead > 0, view.part.weights.fresh, torch.where(ahead < 0, 0.0, 1.0))
-    for table, each in zip(tables, grads, strict=True):
-        shape = (-1, *[1] * (table.dim() - 1))
-        table.index_add_(0, columns, each * weight.to(table.dtype).view(shape))
-
-    def take(span: RowRange) -> Rows:
-        """Return rows of the tables, and leave zeros for the next epoch."""
-        taken = tuple(table[span.rows].clone() for table in tables)
-        for table in tables:
-            table[span.rows] = 0
-        return taken
-
-    return view.gradients(ctx.call, like, take)
-
-
-def _on_block(view: ChunkGraph, x: Operands, tables: Rows, rows: Tensor) -> Operands:
-    """Return operands of the chunk's compact block: columns gathered, edge rows in the block's order."""
-    x = x._replace(src=tuple(table[rows] for table in tables))
-    if not x.edge:
-        return x
-    order = _order_in_block(view)
-    return x._replace(edge=tuple(t[order] for t in x.edge))
-
-
-def _order_in_block(view: ChunkGraph) -> Tensor:
-    """Return the place of each edge of the block among the model's edge rows."""
-    return torch.searchsorted(view.edge_ids, view.block_edge_ids)
+        return self.gradients(call, like, take)

@@ -6,16 +6,16 @@ tables: rows of chunks at an earlier slot, or the same, come from this epoch's (
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gnnpar.folds.block import Block, ByType
+from gnnpar.comm import Communicator, Incoming, RowLists
+from gnnpar.folds.block import Block, cached_results, held_nbytes, per_argument
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.keys import to_device
 from gnnpar.parallel.torch_types import integers, unique
@@ -36,30 +36,6 @@ class RowRange:
 
     def __len__(self) -> int:
         return self.last - self.first
-
-
-class EdgeSubset(NamedTuple):
-    """Some edges of a block: their places [e], and the CSR rows that they make, `rows` as in Block."""
-
-    edges: Tensor
-    indptr: Tensor
-    rows: Tensor | None
-
-    @staticmethod
-    def of(block: Block, keep: Tensor) -> EdgeSubset:
-        """Return the edges where `keep` [E] is true."""
-        part = block.restrict(keep)
-        return EdgeSubset(keep.nonzero().flatten(), part.indptr, part.rows)
-
-
-class _Readers(NamedTuple):
-    """Edges sorted by source. Shapes: offsets [T + 1], on the host in `bounds`; columns [e]: rows of a table of
-    gradients."""
-
-    offsets: Tensor
-    bounds: list[int]
-    columns: Tensor
-    held: EdgeData
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,16 +59,6 @@ class Chunks:
     dst: Tensor
     src: Tensor
     held: EdgeData
-    by_type: dict[tuple[int, Literal["all", "own", "halo"]], dict[int, ByType]] = field(
-        default_factory=lambda: defaultdict(dict), init=False
-    )
-    """How the edges of a chunk, or of a half of `split`, are sorted by type."""
-    _indptr: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
-    _out_indptr: dict[RowRange, Tensor] = field(default_factory=dict[RowRange, Tensor], init=False)
-    _split: dict[int, tuple[EdgeSubset, EdgeSubset]] = field(
-        default_factory=dict[int, tuple[EdgeSubset, EdgeSubset]], init=False
-    )
-    _compact: dict[int, tuple[Block, Tensor]] = field(default_factory=dict[int, tuple[Block, Tensor]], init=False)
 
     @staticmethod
     def of(shard: Shard) -> Chunks:
@@ -175,9 +141,7 @@ class Chunks:
         return slice(self.edge_bounds[chunk], self.edge_bounds[chunk + 1])
 
     def indptr(self, chunk: int) -> Tensor:
-        if chunk not in self._indptr:
-            self._indptr[chunk] = _pointers(self.offsets, self.own(chunk)).to(self.index_type)
-        return self._indptr[chunk]
+        return _pointers(self.offsets, self.own(chunk)).to(self.index_type)
 
     @property
     def index_type(self) -> torch.dtype:
@@ -199,50 +163,70 @@ class Chunks:
         offsets = _offsets(self.src[self.by_source], self.num_rows)
         return offsets, integers(offsets)
 
-    def out_indptr(self, span: RowRange) -> Tensor:
-        """Return the row pointers of all out-edges of some table rows."""
-        if span not in self._out_indptr:
-            self._out_indptr[span] = _pointers(self.out_edges[0], span).to(self.index_type)
-        return self._out_indptr[span]
-
-    def split(self, chunk: int) -> tuple[EdgeSubset, EdgeSubset]:
-        """Return the in-edges of a chunk from this part's rows, and from other parts' rows."""
-        if chunk not in self._split:
-            src = self.src[self.edges(chunk)].to(self.index_type)
-            block = Block(self.indptr(chunk), src, len(self.own(chunk)), self.num_rows)
+    @per_argument
+    def parts(self, chunk: int) -> tuple[tuple[Block, Tensor | slice], ...]:
+        """Return the in-edges of a chunk without columns and data, and their places in it: all of them, or with other
+        parts those from this part's rows and those from theirs."""
+        src = self.src[self.edges(chunk)]
+        block = Block(self.indptr(chunk), src, len(self.own(chunk)), self.num_rows)
+        found: tuple[tuple[Block, Tensor | slice], ...] = ((block, slice(None)),)
+        if self.peers:
             own = src < self.num_own
-            self._split[chunk] = EdgeSubset.of(block, own), EdgeSubset.of(block, ~own)
-        return self._split[chunk]
+            found = tuple((block.restrict(keep), keep.nonzero().flatten()) for keep in (own, ~own))
+        return tuple((replace(part, indices=src[:0]), places) for part, places in found)
 
+    @per_argument
     def compact(self, chunk: int) -> tuple[Block, Tensor]:
         """Return the in-edges of a chunk, columns numbered by ascending id, and the table row of each column."""
-        if chunk not in self._compact:
-            src = self.src[self.edges(chunk)]
-            columns, inverse = unique(self.ids[src])
-            rows = torch.empty_like(columns)
-            rows[inverse] = src
-            block = Block(
-                self.indptr(chunk),
-                inverse.to(self.index_type),
-                len(self.own(chunk)),
-                len(columns),
-                src_ids=columns,
-                edges=self.held.at(self.edges(chunk)),
-            )
-            self._compact[chunk] = block, rows
-        return self._compact[chunk]
+        src = self.src[self.edges(chunk)]
+        columns, inverse = unique(self.ids[src])
+        rows = torch.empty_like(columns)
+        rows[inverse] = src
+        indptr, indices, edges = self.indptr(chunk), inverse.to(self.index_type), self.held.at(self.edges(chunk))
+        block = Block(indptr, indices, len(self.own(chunk)), len(columns), src_ids=columns, edges=edges)
+        return block, rows
+
+    @cached_property
+    def outgoing(self) -> tuple[dict[int, tuple[Tensor, int]], ...]:
+        """By chunk: reader -> own table rows that it reads, and where they begin in the list of all that it reads."""
+        found = tuple(dict[int, tuple[Tensor, int]]() for _ in range(self.num))
+        for p in self.readers:
+            first = 0
+            for k in range(self.num):
+                if len(rows := self.sent[p, k]):
+                    found[k][p] = rows + self.own(k).first, first
+                first += len(rows)
+        return found
+
+    @cached_property
+    def incoming(self) -> tuple[dict[int, Incoming], ...]:
+        """By chunk: part -> rows of its chunk that are read here, and where they begin among all of them."""
+        firsts = {p: self.spans[p, 0].first for p in self.peers}
+        spans = ({p: self.spans[p, k] for p in self.peers} for k in range(self.num))
+        return tuple(
+            {p: Incoming(len(span), span.first - firsts[p]) for p, span in each.items() if len(span)} for each in spans
+        )
+
+    def row_lists(self, parts: int) -> RowLists:
+        """Return the rows between parts, both lists in table order."""
+        sent = {p: torch.cat([self.sent[p, k] + self.own(k).first for k in range(self.num)]) for p in self.readers}
+        read = {p: self.ids[self.spans[p, 0].first : self.spans[p, self.num - 1].last] for p in self.peers}
+        return RowLists(self.part, parts, self.ids[: self.num_own], sent, read)
+
+    def boundary_lists(self, stages: Communicator) -> RowLists:
+        """Return the rows between stages: all own rows, in table order."""
+        ids, others = self.ids[: self.num_own], [p for p in range(stages.size) if p != stages.rank]
+        everything = torch.arange(len(ids), device=ids.device)
+        return RowLists(stages.rank, stages.size, ids, dict.fromkeys(others, everything), dict.fromkeys(others, ids))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the structure held; tensors that are built at first use count once they are there."""
         built = self.__dict__
-        held: list[Tensor | None] = [self.order, self.chunk_of, self.ids, self.dst, self.src, *self.sent.values()]
-        held += [*self.held.tensors.values(), *built.get("held_by_source", EdgeData()).tensors.values()]
-        held += [built.get("offsets"), built.get("by_source"), *built.get("out_edges", ())[:1]]
-        held += [*self._indptr.values(), *self._out_indptr.values(), *(rows for _, rows in self._compact.values())]
-        held += [t for parts in self._split.values() for part in parts for t in part]
-        held += [t for kept in self.by_type.values() for each in kept.values() for t in each]
-        return sum(t.nbytes for t in held if t is not None) + sum(b.nbytes for b, _ in self._compact.values())
+        carried = (*self.held.tensors.values(), *built.get("held_by_source", EdgeData()).tensors.values())
+        fixed = self.order, self.chunk_of, self.ids, self.dst, self.src, *self.sent.values(), *carried
+        later = [built.get(name) for name in ("offsets", "by_source", "out_edges")]
+        return held_nbytes([*fixed, *later, *cached_results(self)])
 
 
 def _ids(shard: Shard, part: int) -> Tensor:
@@ -290,10 +274,6 @@ class EpochOrder:
         slots[list(order)] = torch.arange(chunks.num)
         self.slot_of = to_device(slots, chunks.chunk_of.device)[chunks.chunk_of]
         self.masks: dict[tuple[int, int, int, float], Tensor] = {}  # of dropout in this epoch, all own rows
-        self._blocks: dict[int, Block] = {}
-        self._split: dict[int, tuple[Block, Block]] = {}
-        self._by_source: dict[Turn, _Readers] = {}
-        self._readers: dict[tuple[Turn, RowRange], Csr | None] = {}
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -304,41 +284,16 @@ class EpochOrder:
         late = slots[chunks.src] > slots[chunks.dst]
         return (chunks.src + torch.where(late, self.stale, self.fresh)).to(chunks.index_type)
 
-    def block(self, chunk: int) -> Block:
-        """Return the in-edges of a chunk over the double table."""
-        if chunk not in self._blocks:
-            chunks = self.chunks
-            self._blocks[chunk] = Block(
-                chunks.indptr(chunk),
-                self._columns[chunks.edges(chunk)],
-                len(chunks.own(chunk)),
-                chunks.num_rows * (1 if self.fresh == self.stale else 2),
-                edges=replace(chunks.held, ids=None).at(chunks.edges(chunk)),
-                by_type=chunks.by_type[chunk, "all"],
-            )
-        return self._blocks[chunk]
-
-    def split(self, chunk: int) -> tuple[Block, Block | None]:
-        """Return the same edges in two blocks: columns of this part, and columns of other parts; None: no such
-        parts."""
-        if not self.chunks.peers:
-            return self.block(chunk), None
-        if chunk not in self._split:
-            block = self.block(chunk)
-            own, halo = (
-                Block(
-                    part.indptr,
-                    block.indices[part.edges],
-                    block.num_dst,
-                    block.num_src,
-                    part.rows,
-                    edges=block.edges.at(part.edges),
-                    by_type=self.chunks.by_type[chunk, half],
-                )
-                for half, part in zip(("own", "halo"), self.chunks.split(chunk), strict=True)
-            )
-            self._split[chunk] = own, halo
-        return self._split[chunk]
+    @per_argument
+    def blocks(self, chunk: int) -> tuple[Block, ...]:
+        """Return the in-edges of a chunk over the double table: columns of this part, then those of other parts."""
+        chunks, edges = self.chunks, self.chunks.edges(chunk)
+        columns, carried = self._columns[edges], replace(chunks.held, ids=None).at(edges)
+        num_src = chunks.num_rows * (1 if self.fresh == self.stale else 2)
+        return tuple(
+            replace(part, indices=columns[places], num_src=num_src, edges=carried.at(places))
+            for part, places in chunks.parts(chunk)
+        )
 
     def compact(self, chunk: int) -> tuple[Block, Tensor, Tensor, Tensor]:
         """Return (block, rows of the double table, table rows, destination's slot minus source's) of the columns of a
@@ -347,25 +302,22 @@ class EpochOrder:
         ahead = self.slot_of[self.chunks.own(chunk).first] - self.slot_of[rows]
         return block, rows + torch.where(ahead < 0, self.stale, self.fresh), rows, ahead
 
+    @per_argument
     def readers(self, turn: Turn, span: RowRange) -> Csr | None:
         """Return the out-edges of table rows to own rows that read them fresh (`now`), or from the history (`before`);
         None: there are none. Columns are rows of a table of gradients."""
-        if (turn, span) not in self._readers:  # an empty span begins where the next one does
-            if turn not in self._by_source:
-                self._by_source[turn] = self._sorted_readers(turn)
-            offsets, bounds, columns, held = self._by_source[turn]
-            edges, csr = slice(bounds[span.first], bounds[span.last]), None
-            if edges.start < edges.stop:
-                on_gpu = self.slot_of.is_cuda
-                indptr = self.chunks.out_indptr(span) if on_gpu else _pointers(offsets, span).to(columns.dtype)
-                carried = held.at(edges)
-                csr = Csr(indptr, columns[edges], weights=carried.weight, types=carried.type)
-            self._readers[turn, span] = csr
-        return self._readers[turn, span]
+        offsets, bounds, columns, held = self._by_source(turn)
+        edges = slice(bounds[span.first], bounds[span.last])
+        if edges.start == edges.stop:
+            return None
+        carried, indptr = held.at(edges), _pointers(offsets, span).to(columns.dtype)
+        return Csr(indptr, columns[edges], weights=carried.weight, types=carried.type)
 
-    def _sorted_readers(self, turn: Turn) -> _Readers:
-        """Return the edges of a turn. On a GPU the edges of the other turn stay, and read the row behind the last,
-        which is zero: so row pointers are the same in every epoch, and the host never waits for their number."""
+    @per_argument
+    def _by_source(self, turn: Turn) -> tuple[Tensor, list[int], Tensor, EdgeData]:
+        """Return the edges of a turn by source: offsets [T + 1], the same on the host, columns [e], their data. On a
+        GPU the edges of the other turn stay, and read the row behind the last, which is zero: so the host never waits
+        for their number."""
         chunks = self.chunks
         by, held = chunks.by_source, chunks.held_by_source
         src, dst = chunks.src[by], chunks.dst[by]
@@ -373,7 +325,7 @@ class EpochOrder:
         reads = ahead >= 0 if turn == "now" else ahead < 0
         if self.slot_of.is_cuda:
             columns = torch.where(reads, dst, chunks.num_own)
-            return _Readers(*chunks.out_edges, columns.to(chunks.index_type), held)
+            return *chunks.out_edges, columns.to(chunks.index_type), held
         keep = reads.nonzero().flatten()
         offsets = _offsets(src[keep], chunks.num_rows)
-        return _Readers(offsets, integers(offsets), dst[keep].to(chunks.index_type), held.at(keep))
+        return offsets, integers(offsets), dst[keep].to(chunks.index_type), held.at(keep)

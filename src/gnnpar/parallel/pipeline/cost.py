@@ -30,7 +30,7 @@ from gnnpar.pricing.candidate import (
 )
 from gnnpar.pricing.ir import Fold, ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.memory import Tables, rank_memory, widest_fold
+from gnnpar.pricing.memory import NUMBER, rank_memory, widest_fold
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic, ring_bytes
 from gnnpar.pricing.steps import Step
 from gnnpar.pricing.tasks import SimulatedTask, TaskGraph
@@ -127,16 +127,10 @@ class PipelineCandidate(PhasedCandidate):
             folds = [f for i in layers for f in work.ir.folds(i)]
             for p in range(self.parts):
                 n, e, halo = parts.nodes[p], parts.edges(p), sum(parts.halo[p])
-                made = rank_memory(
-                    work,
-                    layers,
-                    p,
-                    columns=self._columns(n, e, halo),
-                    moving=(halo + parts.sent(p)) * widest_fold(work, layers) / self.chunks,
-                    chunks=self.chunks,
-                    tables=self._tables(folds, n, e, halo),
-                )
-                ranks.append(made)
+                moving = (halo + parts.sent(p)) * widest_fold(work, layers) / self.chunks
+                columns = self._columns(n, e, halo)
+                made = rank_memory(work, layers, p, columns=columns, moving=moving, chunks=self.chunks)
+                ranks.append(self._with_tables(made, folds, n, e, halo))
         return tuple(ranks)
 
     def _columns(self, n: float, e: float, halo: float) -> float:
@@ -146,19 +140,21 @@ class PipelineCandidate(PhasedCandidate):
             return rows
         return self.chunks * rows * (1.0 - math.exp(-e / self.chunks / max(1.0, rows)))
 
-    def _tables(self, folds: Sequence[Fold], n: float, e: float, halo: float) -> Tables:
-        """Return the tables: sources (this epoch's and, of chunks, the history's) and gradients, if any. An edge has
+    def _with_tables(self, memory: Memory, folds: Sequence[Fold], n: float, e: float, halo: float) -> Memory:
+        """Add the tables: sources (this epoch's and, of chunks, the history's) and gradients, if any. An edge has
         its ends in 64 bits; the order of an epoch is cut out of copies of both, sorted by source for the gradients.
         Folds that are not linear have edges of their own, by chunk: 12 bytes each, and two ids a column."""
         if self.stages == self.chunks == 1:
-            return Tables()
+            return memory
         halves = 2 if self.chunks > 1 else 1
         numbers = sum(halves * (n + halo) * f.width + n * f.learned * (f.out if f.linear else f.width) for f in folds)
         learned = any(f.learned and f.linear for f in folds)
         structure = (24.0 if learned else 16.0) * e + 8.0 * (n + halo)
         if not all(f.linear for f in folds):
             structure += 12.0 * e + 16.0 * self._columns(n, e, halo)
-        return Tables(numbers=numbers, structure=structure, order=(64.0 if learned else 8.0) * e)
+        order = (64.0 if learned else 8.0) * e
+        structure, transient = memory.structure + structure, memory.transient + order
+        return replace(memory, structure=structure, history=NUMBER * numbers, transient=transient)
 
     def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
         """Return tasks: a stage runs its chunks in order, then backward in reverse; messages of one boundary follow

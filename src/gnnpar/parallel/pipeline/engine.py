@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gnnpar.codecs.codec import Codec, Identity
-from gnnpar.comm import CodedExchange, Communicator, MessageTag, RowLike
+from gnnpar.codecs.codec import Identity
+from gnnpar.comm import CodedExchange, Incoming, Mesh, MessageTag, Outgoing, Posted, RowLike
 from gnnpar.comm.clock import monotonic as now
 from gnnpar.comm.communicator import Phase
 from gnnpar.files import StateDict
@@ -33,20 +33,35 @@ from gnnpar.parallel.engine import (
     summand,
     trained,
 )
-from gnnpar.parallel.halo_graph import HaloGraph
+from gnnpar.parallel.halo_graph import HaloGraph, exact_view
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState
-from gnnpar.parallel.pipeline.chunks import EpochOrder, RowRange, draw_order
-from gnnpar.parallel.pipeline.messages import Boundary, Entry
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, draw_order
+from gnnpar.parallel.pipeline.history import History
 from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
-from gnnpar.parallel.pipeline.schedule.lower import lower
+from gnnpar.parallel.pipeline.schedule.lower import lower, message_of
 from gnnpar.parallel.pipeline.stage import Batch, Kept, Remat, Stage
 from gnnpar.parallel.torch_types import floats
 from gnnpar.parallel.view import View
+from gnnpar.partition.shard import comm_check
+from gnnpar_kernels import fold_key
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.pipeline.strategy import GNNPipe
+
+
+class Entry(NamedTuple):
+    """First layer of a virtual stage, and the rows that enter it."""
+
+    layer: int
+    like: tuple[RowLike, ...]
 
 
 class Pipeline:
     """The stages of a rank under one lowered schedule. `stages`: by virtual stage; `entries`: of all of them.
+
+    Receives are posted when the schedule says so: one message ahead of its use, in the order in which the other rank
+    sends, so that messages travel while chunks are computed. A message is named by its receive.
 
     `most_kept`: bytes of rows kept to compute batches again, at most in the last pass.
     """
@@ -71,7 +86,8 @@ class Pipeline:
         """Run a batch in each slot, forwards alone if gradients are off. Return the losses (or logits) of the last
         stage, slot by slot. Gradients are left in the parameters."""
         spans = [batch.span for batch in batches]
-        boundary = Boundary(self._exchange, self._schedule, self._entries, spans, epoch=epoch, phase=phase)
+        ready: dict[Action, Rows] = {}  # by receive: to be sent, or read by another stage of this rank
+        posted: dict[Action, Posted] = {}
         kept: dict[tuple[int, int], Kept] = {}  # by (stage, slot)
         results: list[Tensor] = []
         kept_bytes = self.most_kept = 0
@@ -79,18 +95,18 @@ class Pipeline:
         for action in self._actions:
             began, stage, slot = now(), action.stage, action.slot
             if action.kind == "forward":
-                given = boundary.take(Action("receive_forward", stage, slot)) if stage else ()
+                given = self._take(Action("receive_forward", stage, slot), ready, posted) if stage else ()
                 keep = (stage, slot) in self._open
                 made, state = self._stages[stage].forward(batches[slot], given, keep=keep)
                 if stage < self._last:
-                    boundary.give(Action("receive_forward", stage + 1, slot), made)
+                    ready[Action("receive_forward", stage + 1, slot)] = made
                 else:
                     results.append(made[0])
                 if backward:
                     kept[stage, slot] = state
                     kept_bytes += state.nbytes
                     self.most_kept = max(self.most_kept, kept_bytes)
-                del given, made, state  # rows live in `kept` and in the boundary alone
+                del given, made, state  # rows live in `kept` and in `ready` alone
             elif action.kind.endswith("backward") and not backward:
                 continue
             elif action.kind == "backward":
@@ -98,21 +114,40 @@ class Pipeline:
                 kept_bytes -= state.nbytes
                 self._stages[stage].reopen(state)  # before waiting: a second forward fills the bubble
                 if stage < self._last:
-                    grads = boundary.take(Action("receive_backward", stage, slot))
+                    grads = self._take(Action("receive_backward", stage, slot), ready, posted)
                 else:
                     grads = (torch.ones_like(results[0]),)
                 grads = self._stages[stage].backward(state, grads)
                 if stage:
-                    boundary.give(Action("receive_backward", stage - 1, slot), grads)
+                    ready[Action("receive_backward", stage - 1, slot)] = grads
                 del state, grads
-            elif action.kind.startswith("receive"):
-                boundary.post(action)
             else:
-                boundary.send(action)
+                message = self._post(action, spans[slot], ready, epoch, phase)
+                if action.kind.startswith("receive"):
+                    posted[action] = message
             if timeline is not None:
                 timeline.append((str(action), began, now()))
         assert not kept, "the schedule left a forward without its backward"
         return results
+
+    def _post(self, action: Action, span: RowRange, ready: dict[Action, Rows], epoch: int, phase: Phase) -> Posted:
+        """Send the rows of a message, or post its receive. span: table rows of its slot."""
+        source, target, receive = message_of(self._schedule, action)
+        sends = action != receive
+        outgoing = {target: Outgoing(ready.pop(receive), None, span.first)} if sends else {}
+        incoming = {} if sends else {source: Incoming(len(span), span.first)}
+        direction: Phase = "forward" if receive.kind == "receive_forward" else "backward"
+        entry = self._entries[receive.stage + (direction == "backward")]
+        tag = MessageTag(epoch, entry.layer, 0, direction)
+        counted = MessageTag(epoch, -1, 0, phase, chunk=action.slot)
+        return self._exchange.post(outgoing, incoming, entry.like, tag, counted=counted)
+
+    def _take(self, receive: Action, ready: dict[Action, Rows], posted: dict[Action, Posted]) -> Rows:
+        """Return the rows of a message, once; wait for them if another rank sends them."""
+        if receive in ready:
+            return ready.pop(receive)
+        message = posted.pop(receive)
+        return self._exchange.take(message, message.peers[0])
 
 
 def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
@@ -124,54 +159,47 @@ def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
     return {(a.stage, a.slot) for a in turns if remat == "chunk"}
 
 
-class PipelineEngine(EngineDefaults):
-    """Virtual stage s, of the layers `layers_of[s]`, runs on rank s % stages. `schedule` is lowered. `boundary`: the
-    codec between the ranks of `stages`; `codec`: between the ranks of `parts`, for the rows that `part` exchanges.
-    `stage_of`: the virtual stages of the entries of the whole model's state_dict. `shuffled`: a new order of chunks
-    every epoch. `exact_start`, `exact_refresh`: snapshots by an exact pass, the first one and all later ones."""
+_BOUNDARY = 0xB0DA  # keeps the noise between stages apart from that of halo rows
 
-    def __init__(
-        self,
-        context: BuildContext,
-        *,
-        part: PartState,
-        exact: View,
-        parts: Communicator,
-        stages: Communicator,
-        schedule: Schedule,
-        boundary: Codec,
-        codec: Codec,
-        remat: Remat,
-        stage_of: Mapping[str, int],
-        shuffled: bool,
-        exact_start: bool,
-        exact_refresh: bool,
-    ) -> None:
+
+class PipelineEngine(EngineDefaults):
+    """Virtual stage s, of the layers `layers_of[s]`, runs on rank s % stages; the parts of a stage run side by side."""
+
+    def __init__(self, context: BuildContext, strategy: GNNPipe, stage_of: Mapping[str, int]) -> None:
+        """`stage_of`: the virtual stages of the entries of the whole model's state_dict."""
         shard, model, layers_of = context.shard, context.model, context.plan.placement.layers_of
-        self._part, self._exact, self._shard, self._model = part, exact, shard, model
-        self._comm, self._group, self._seed = context.comm, parts, context.seed
-        self._codecs, self._remat, self._shuffled = (boundary, codec), remat, shuffled
-        self._exact_start, self._exact_refresh = exact_start, exact_refresh
-        coded = CodedExchange(stages, boundary)
-        self._parts = {
-            "history": part.history,
-            "slots": part.halo.exchange,
-            "boundary": coded,
-        }
+        mesh = Mesh(context.plan.placement.mesh)
+        parts, stages = (context.comm.along(mesh, axis) for axis in ("part", "stage"))
+        if stages.size > 1:
+            comm_check(parts, shard)
         mine = {s: layers for s, layers in enumerate(layers_of) if s % stages.size == stages.rank}
         self._is_last, self._waits = len(layers_of) - 1 in mine, stages.size > 1
+        model.keep_layers({i for layers in mine.values() for i in layers}, first=0 in mine, last=self._is_last)
+        chunks = Chunks.of(shard)
+        halves, remembers = 1 if chunks.num == 1 else 2, strategy.gradient == "mix"
+        history = History(chunks.num_rows, chunks.num_own, refresh=strategy.refresh, halves=halves, remembers=remembers)
+        codec = strategy.codec.build(chunks.row_lists(parts.size), parts, context.seed)
+        boundary = strategy.boundary.build(chunks.boundary_lists(stages), stages, fold_key(context.seed, _BOUNDARY))
+        part = PartState.of(shard, chunks, CodedExchange(parts, codec), history, strategy.weights)
+        self._part, self._exact, self._shard, self._model = part, exact_view(replace(context, comm=parts)), shard, model
+        self._comm, self._group, self._seed = context.comm, parts, context.seed
+        self._codecs, self._strategy = (boundary, codec), strategy
+        coded = CodedExchange(stages, boundary)
+        self._parts = {"history": history, "slots": part.exchange, "boundary": coded}
         held = {name: p for name, p in model.named_parameters() if stage_of[name] in mine}
         self._parameters: dict[str, nn.Parameter] = held | shard.own_parameters
         self._weights = [name for name, stage in stage_of.items() if stage in mine]
-        of_stage = {s: Stage(model, context.task, shard, layers, remat) for s, layers in mine.items()}
+        of_stage = {s: Stage(model, context.task, shard, layers, strategy.remat) for s, layers in mine.items()}
         like = RowLike((), shard.x.dtype, shard.x.device)
         widths = {layers.start: model.activation_widths(layers.start) for layers in layers_of[1:]}
         entries = [Entry(i, tuple(like._replace(shape=(w,)) for w in each)) for i, each in ({0: ()} | widths).items()]
         whole = CodedExchange(stages, Identity().build(shard.row_lists, stages, context.seed))
-        once = lower(fill_drain(stages.size, 1, virtual=schedule.virtual))
-        self._by_chunks = Pipeline(of_stage, entries, schedule, coded, remat)
+        virtual = len(layers_of) // stages.size
+        schedule = lower(strategy.schedule(stages.size, chunks.num, virtual=virtual))
+        once = lower(fill_drain(stages.size, 1, virtual=virtual))
+        self._by_chunks = Pipeline(of_stage, entries, schedule, coded, strategy.remat)
         self._at_once = Pipeline(of_stage, entries, once, whole)
-        self._targets = [self._target(part.chunks.own(k)) for k in range(part.chunks.num)]
+        self._targets = [self._target(chunks.own(k)) for k in range(chunks.num)]
         self._unread = None
 
     def _target(self, span: RowRange) -> tuple[Tensor | None, Tensor | None]:
@@ -215,9 +243,10 @@ class PipelineEngine(EngineDefaults):
         for codec in self._codecs:
             codec.begin_epoch(epoch)
         self._refresh(epoch)
-        order = draw_order(part.chunks.num, seed=self._seed, epoch=epoch, shuffled=self._shuffled)
+        shuffled = self._strategy.order == "shuffled"
+        order = draw_order(part.chunks.num, seed=self._seed, epoch=epoch, shuffled=shuffled)
         epoch_order = EpochOrder(part.chunks, order, fresh=history.fresh, stale=history.stale)
-        run, keeps_masks = Pass(self._seed, epoch, training=True), self._remat == "none"
+        run, keeps_masks = Pass(self._seed, epoch, training=True), self._strategy.remat == "none"
         batches: list[Batch] = []
         for slot, chunk in enumerate(order):
             graph = ChunkGraph(part, epoch_order, run, slot, keeps_masks=keeps_masks)
@@ -227,15 +256,15 @@ class PipelineEngine(EngineDefaults):
         loss = torch.zeros((), dtype=self._shard.in_degree.dtype, device=self._shard.x.device)
         for each in self._by_chunks.run(batches, epoch=epoch, timeline=self.timeline):
             loss += each
-        history.end_epoch(epoch, take=not self._exact_refresh)
+        history.end_epoch(epoch, take=not self._strategy.refresh_exact)
         return loss
 
     def _refresh(self, epoch: int) -> None:
         """Update the snapshot of an exact pass at the present weights if it is due. A run resumed without its history,
         on other ranks, starts one again."""
         history = self._part.history
-        start = self._exact_start and history.taken_after is None
-        again = self._exact_refresh and epoch > 0 and epoch % history.refresh == 0
+        start = self._strategy.history_init == "exact" and history.taken_after is None
+        again = self._strategy.refresh_exact and epoch > 0 and epoch % history.refresh == 0
         if (start or again) and history.halves == 2:
             with torch.no_grad():
                 self._exactly(recording(self._exact, self._part), Pass(self._seed, epoch, training=True))

@@ -49,10 +49,12 @@ class History:
             self._sources[call] = tuple(each.empty(self.halves * self.rows).zero_() for each in like)
         return self._sources[call]
 
-    def write(self, call: Call, rows: Rows, at: slice | Tensor) -> None:
-        """Write source rows of this epoch. `at`: their rows in the table of the part."""
-        for table, each in zip(self.sources(call, RowLike.of(rows)), rows, strict=True):
+    def write(self, call: Call, rows: Rows, at: slice | Tensor) -> Rows:
+        """Write source rows of this epoch; return `sources`. `at`: their rows in the table of the part."""
+        tables = self.sources(call, RowLike.of(rows))
+        for table, each in zip(tables, rows, strict=True):
             table[self.fresh : self.fresh + self.rows][at] = each
+        return tables
 
     def pushed(self, call: Call, like: Sequence[RowLike]) -> Rows:
         """Return the table of gradients that wait for their sources' turn, of folds that push. Shapes: [T, ...]."""

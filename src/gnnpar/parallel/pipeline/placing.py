@@ -7,9 +7,10 @@ devices is fixed here; a search of places changes it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise, starmap
 
 import numpy as np
 
@@ -18,7 +19,8 @@ def even(num_layers: int, stages: int) -> tuple[range, ...]:
     """Return equal numbers of layers; the first stages take the rest (33 layers on 8 stages: 5, then 4 each)."""
     _check(num_layers, stages)
     each, rest = divmod(num_layers, stages)
-    return _ranges([each + (stage < rest) for stage in range(stages)])
+    ends = (each * stage + min(stage, rest) for stage in range(stages + 1))
+    return tuple(starmap(range, pairwise(ends)))
 
 
 def even_cuts(num_layers: int, stages: int) -> tuple[int, ...]:
@@ -29,30 +31,26 @@ def even_cuts(num_layers: int, stages: int) -> tuple[int, ...]:
 def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     """Return the cut with the least time of the slowest stage, exactly. Ties: the fewest layers in the first stages.
 
-    `costs`: seconds (or any unit) of each layer. Dynamic programming over suffixes, O(L^2 S).
+    `costs`: seconds (or any unit) of each layer.
     """
-    num_layers = len(costs)
-    _check(num_layers, stages)
+    _check(len(costs), stages)
     if min(costs) < 0:
         raise ValueError(f"a layer costs {min(costs)}: costs are seconds, zero or more")
     total = [0.0, *accumulate(costs)]
-    slowest = [[float("inf")] * (num_layers + 1) for _ in range(stages + 1)]  # [stages left][first layer]
-    slowest[0][num_layers] = 0.0
-    for left in range(1, stages + 1):
-        for first in range(num_layers - left + 1):
-            slowest[left][first] = min(
-                max(total[stop] - total[first], slowest[left - 1][stop])
-                for stop in range(first + 1, num_layers - left + 2)
-            )
-    sizes: list[int] = []
-    first = 0
-    for left in range(stages - 1, -1, -1):
-        stop = first + 1
-        while max(total[stop] - total[first], slowest[left][stop]) > slowest[stages][0]:
-            stop += 1
-        sizes.append(stop - first)
-        first = stop
-    return _ranges(sizes)
+    bounds = sorted({last - first for first, last in combinations(total, 2)})
+    least = bisect_left(bounds, True, key=lambda bound: _from_the_end(total, stages, bound)[0] == 0)
+    firsts = _from_the_end(total, stages, bounds[least])
+    return tuple(starmap(range, pairwise((*firsts, len(costs)))))
+
+
+def _from_the_end(total: Sequence[float], stages: int, bound: float) -> list[int]:
+    """Return the first layers of stages that, from the last one on, take as many layers as the bound allows. The first
+    one is 0 if all layers fit. total: [L + 1] costs of the layers before each."""
+    firsts, stop = list[int](), len(total) - 1
+    for before in reversed(range(stages)):
+        stop = next((first for first in range(before, stop) if total[stop] - total[first] <= bound), stop)
+        firsts.append(stop)
+    return firsts[::-1]
 
 
 def _check(num_layers: int, stages: int) -> None:
@@ -63,11 +61,6 @@ def _check(num_layers: int, stages: int) -> None:
             f"{num_layers} layers cannot be cut into {stages} stages: a stage holds at least one layer. "
             f"Use at most {num_layers} stages, or set model.num_layers to {stages} or more."
         )
-
-
-def _ranges(sizes: Sequence[int]) -> tuple[range, ...]:
-    ends = [0, *accumulate(sizes)]
-    return tuple(range(a, b) for a, b in pairwise(ends))
 
 
 _MANY = 600

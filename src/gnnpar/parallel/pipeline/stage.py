@@ -14,7 +14,7 @@ kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -43,11 +43,6 @@ class Batch(NamedTuple):
     span: RowRange
     train: Tensor | None = None
     labels: Tensor | None = None
-
-    def second_forward(self) -> Batch:
-        """Return this chunk in a second forward."""
-        assert isinstance(self.graph, ChunkGraph)
-        return self._replace(graph=self.graph.second_forward())
 
 
 @dataclass(eq=False)
@@ -98,8 +93,10 @@ class Stage:
     def reopen(self, kept: Kept) -> None:
         """Compute the last piece again that has not gone backward, unless autograd still holds it."""
         if kept.open is None:
-            leaves = as_leaves(kept.entered.pop())
-            kept.open = leaves, self._run(kept.batch.second_forward(), self.pieces[len(kept.entered)], leaves)
+            leaves, graph = as_leaves(kept.entered.pop()), kept.batch.graph
+            assert isinstance(graph, ChunkGraph)
+            again = kept.batch._replace(graph=replace(graph, published=True))
+            kept.open = leaves, self._run(again, self.pieces[len(kept.entered)], leaves)
 
     def backward(self, kept: Kept, grads: Rows) -> Rows:
         """Return the gradients of the stage's input rows. `grads`: of its output rows."""

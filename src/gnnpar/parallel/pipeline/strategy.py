@@ -24,32 +24,27 @@ from torch import Tensor
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
-from gnnpar.comm import CodedExchange, Communicator, Mesh
+from gnnpar.comm import Mesh
 from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.needs import check_first_layer
-from gnnpar.parallel.pipeline.chunk import PartState, Weights
-from gnnpar.parallel.pipeline.chunks import Chunks
+from gnnpar.parallel.pipeline.chunk import Weights
 from gnnpar.parallel.pipeline.cost import candidates, price_of
 from gnnpar.parallel.pipeline.engine import PipelineEngine
-from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.messages import ChunkHalo, boundary_codec, slot_lists
 from gnnpar.parallel.pipeline.placing import balanced, even
 from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
 from gnnpar.parallel.pipeline.schedule.coverage import expected
-from gnnpar.parallel.pipeline.schedule.lower import lower
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
 from gnnpar.parallel.torch_types import integers
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
-from gnnpar.partition.shard import Shard, comm_check, partition_statistics
+from gnnpar.partition.shard import Shard, partition_statistics
 from gnnpar.placement import Placement, Plan, Topology, array_hash
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
@@ -112,7 +107,6 @@ class GNNPipe(CodedStrategy):
         return Capabilities(
             chunks=True,
             edge_data=IN_BLOCKS,
-            folds=(Sum,) if self.gradient == "mix" else None,
             cached_first_layer=False,
             by_layers=True,
             replicated_weights=False,
@@ -212,34 +206,8 @@ class GNNPipe(CodedStrategy):
 
     def build(self, context: BuildContext) -> Engine:
         check_first_layer(self, context.first_layer)
-        shard, model, seed = context.shard, context.model, context.seed
-        self._check_folds(model, shard)
-        mesh, layers_of = Mesh(context.plan.placement.mesh), context.plan.placement.layers_of
-        parts, stages = (context.comm.along(mesh, axis) for axis in ("part", "stage"))
-        if stages.size > 1:
-            comm_check(parts, shard)
-        chunks = Chunks.of(shard)
-        halves, remembers = 1 if chunks.num == 1 else 2, self.gradient == "mix"
-        history = History(chunks.num_rows, chunks.num_own, refresh=self.refresh, halves=halves, remembers=remembers)
-        codec = self.codec.build(slot_lists(chunks, parts.size), parts, seed)
-        part = PartState.of(shard, chunks, ChunkHalo(chunks, CodedExchange(parts, codec)), history, self.weights)
-        stage_of = stages_of(model, layers_of)
-        keep_stages(model, layers_of, stages)
-        return PipelineEngine(
-            context,
-            part=part,
-            exact=exact_view(replace(context, comm=parts)),
-            parts=parts,
-            stages=stages,
-            schedule=lower(self.schedule(stages.size, chunks.num, virtual=len(layers_of) // stages.size)),
-            boundary=boundary_codec(self.boundary, chunks.ids[: chunks.num_own], stages, seed),
-            codec=codec,
-            remat=self.remat,
-            stage_of=stage_of,
-            shuffled=self.order == "shuffled",
-            exact_start=self.history_init == "exact",
-            exact_refresh=self.refresh_exact,
-        )
+        self._check_folds(context.model, context.shard)
+        return PipelineEngine(context, self, stages_of(context.model, context.plan.placement.layers_of))
 
     @property
     def weights(self) -> Weights:
@@ -248,10 +216,10 @@ class GNNPipe(CodedStrategy):
         return Weights(2.0 if self.gradient == "double" else 1.0, 0.0)
 
     def _check_folds(self, model: GNN, shard: Shard) -> None:
-        if (folds := self.capabilities.folds) is None:
+        if self.gradient != "mix":
             return
         for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
-            if not isinstance(use.agg, folds):
+            if not isinstance(use.agg, Sum):
                 raise ValueError(
                     f"strategy.gradient=mix needs sums, but layer {use.layer} folds by {type(use.agg).__name__}: "
                     "use gradient=double, or a model that sums (gcn, sage, gcnii, resgcn, gin)."
@@ -283,10 +251,3 @@ def stages_of(model: GNN, layers_of: tuple[range, ...]) -> dict[str, int]:
         like = max(stage_of, key=lambda each: len(commonpath([each.replace(".", "/"), name.replace(".", "/")])))
         stage_of[name] = stage_of[like] if layer is None and model.config.wraps else stage(layer)
     return stage_of
-
-
-def keep_stages(model: GNN, layers_of: tuple[range, ...], stages: Communicator) -> None:
-    """Drop the layers that other stages hold."""
-    mine = [s for s in range(len(layers_of)) if s % stages.size == stages.rank]
-    held = {i for s in mine for i in layers_of[s]}
-    model.keep_layers(held, first=0 in mine, last=len(layers_of) - 1 in mine)

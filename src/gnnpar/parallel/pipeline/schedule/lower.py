@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gnnpar.parallel.pipeline.schedule.action import Action, Kind, Schedule
+from gnnpar.parallel.pipeline.schedule.action import Action, Kind, Schedule, fill_drain
 
 _OUT: dict[Kind, tuple[Kind, Kind, int]] = {  # of a computation: its send, the receive on the other side, to where
     "forward": ("send_forward", "receive_forward", +1),
@@ -123,13 +123,8 @@ def _check_complete(schedule: Schedule) -> None:
             if action in found:
                 raise ValueError(f"{action} is there twice on rank {rank}")
             found[action] = None
-    at = [(stage, slot) for stage in range(schedule.num_stages) for slot in range(schedule.slots)]
-    wanted = [Action(kind, *each) for each in at for kind in _OUT]
-    if schedule.lowered:
-        for send, receive, step in _OUT.values():
-            for stage, slot in at:
-                if _crosses(schedule, stage, stage + step):
-                    wanted += [Action(send, stage, slot), Action(receive, stage + step, slot)]
+    full = fill_drain(schedule.stages, schedule.slots, virtual=schedule.virtual)
+    wanted = [action for mine in full.actions for action in (_with_messages(full, mine) if schedule.lowered else mine)]
     for action in wanted:
         if action not in found:
             raise ValueError(f"{action} is missing on rank {schedule.rank_of(action.stage)}")

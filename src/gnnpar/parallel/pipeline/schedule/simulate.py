@@ -1,19 +1,22 @@
-"""Event simulator: when every action of a schedule runs, from seconds of computations and a model of the links.
+"""When every action of a schedule runs, from seconds of computations and a model of the links.
 
-A rank computes one action at a time, in order. A message starts when it is sent, its receive is posted and both ranks'
-ports are free; it holds the ports for bytes / bandwidth and is there a latency later. Ports are one in and one out a
-rank (full duplex), or one for both (half). Asynchronous: a rank waits for its inputs only, there are no barriers
-(GNNPipe's own simulator is lock step, the sum over slots of the slowest stage).
+A rank computes one action at a time, in order, and waits for its inputs only: there are no barriers (GNNPipe's own
+simulator is lock step, the sum over slots of the slowest stage). A message starts when it is sent and its receive is
+posted. A rank sends one message at a time; messages share its ports: one in and one out (full duplex), or one for both
+(half). Each action is a task of the event simulator that also serves prices (pricing/simulate.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from gnnpar.parallel.pipeline.schedule.action import Action, Kind, Schedule
 from gnnpar.parallel.pipeline.schedule.lower import inputs, lower, message_of
+from gnnpar.pricing.simulate import simulate as run_tasks
+from gnnpar.pricing.tasks import SimulatedTask
 
 Seconds = Callable[[Kind, int, int], float]  # kind, virtual stage, slot -> seconds a rank is busy
 Bytes = Callable[[Kind, int, int], float]  # of a send
@@ -77,76 +80,41 @@ def bubble_share(stages: int, slots: int, virtual: int = 1) -> float:
 def simulate(
     schedule: Schedule, seconds: Seconds, *, link: Link = Link(), nbytes: Bytes = lambda kind, stage, slot: 0.0
 ) -> Timeline:
-    """`seconds` of computations, and of sends and receives where posting one keeps its rank busy (0: it does not)."""
+    """Return the timeline of a schedule. `seconds`: of computations; `nbytes`: of sends."""
     lowered = schedule if schedule.lowered else lower(schedule)
-    return _Simulation(lowered, seconds, link, nbytes).run()
-
-
-class _Simulation:
-    def __init__(self, schedule: Schedule, seconds: Seconds, link: Link, nbytes: Bytes) -> None:
-        self._schedule, self._seconds, self._link, self._nbytes = schedule, seconds, link, nbytes
-        self._done: dict[Action, float] = {}  # of a receive: when it was posted
-        self._there: dict[Action, float] = {}  # receive -> when its message has arrived
-        self._free = [0.0] * schedule.stages
-        self._ports: dict[tuple[int, str], float] = {}
-        self._spans: list[ActionSpan] = []
-        self._sent: list[tuple[float, Action]] = []  # sends whose message has not started
-
-    def run(self) -> Timeline:
-        left = [list(reversed(mine)) for mine in self._schedule.actions]
-        moved = True
-        while moved:
-            moved = False
-            for rank, mine in enumerate(left):
-                while mine and (start := self._ready(rank, mine[-1])) is not None:
-                    self._do(rank, mine.pop(), start)
-                    moved = True
-            moved |= self._transfer()
-        assert not any(left), "a validated schedule runs to its end"
-        return Timeline(self._schedule.stages, tuple(sorted(self._spans)))
-
-    def _ready(self, rank: int, action: Action) -> float | None:
-        """Return the earliest start, or None if an input is not known yet."""
-        start = self._free[rank]
-        for needed in inputs(self._schedule, action):
-            if needed.kind.startswith("send"):
-                continue  # its message says when it is there
-            known = (self._there if needed.kind.startswith("receive") else self._done).get(needed)
-            if known is None:
-                return None
-            if self._schedule.rank_of(needed.stage) == rank:  # the others come as messages
-                start = max(start, known)
-        return start
-
-    def _do(self, rank: int, action: Action, start: float) -> None:
-        end = start + self._seconds(action.kind, action.stage, action.slot)
-        self._free[rank] = self._done[action] = end
-        if action.computes:
-            self._spans.append(ActionSpan(start, end, rank, action))
-        elif action.kind.startswith("send"):
-            self._sent.append((end, action))
-
-    def _transfer(self) -> bool:
-        """Start the message that can start first; return False without any.
-
-        Every rank is blocked when this is called, so a send that is not known yet starts after the earliest one.
-        """
-        ready: list[tuple[float, float, Action, int, int, Action]] = []
-        sides = ("out", "in") if self._link.duplex == "full" else ("both", "both")
-        for posted, send in self._sent:
-            source, target, receive = message_of(self._schedule, send)
-            if receive in self._done:
-                free = (self._ports.get(port, 0.0) for port in zip((source, target), sides, strict=True))
-                ready.append((max(posted, self._done[receive], *free), posted, send, source, target, receive))
-        if not ready:
-            return False
-        begin, posted, send, source, target, receive = min(ready)
-        self._sent.remove((posted, send))
-        left = begin + self._nbytes(send.kind, send.stage, send.slot) / self._link.bytes_per_second
-        self._ports |= dict.fromkeys(zip((source, target), sides, strict=True), left)
-        there = self._there[receive] = left + self._link.latency_seconds
-        self._spans += [ActionSpan(begin, there, source, send), ActionSpan(self._done[receive], there, target, receive)]
-        return True
+    number = {action: i for i, action in enumerate(chain(*lowered.actions))}
+    received = {message_of(lowered, action)[2]: action for action in number if action.kind.startswith("send")}
+    tasks: list[SimulatedTask] = []
+    for rank, mine in enumerate(lowered.actions):
+        computed: tuple[int, ...] = ()
+        for action in mine:
+            after = (*computed, *(number[each] for each in inputs(lowered, action)))
+            given = action.kind, action.stage, action.slot
+            if action.computes:
+                computed = (number[action],)
+                task = SimulatedTask(str(action), "compute", ("compute", rank), (rank,), after, seconds=seconds(*given))
+            elif action in received:  # it is posted without waiting
+                task = SimulatedTask(str(action), "compute", action, (rank,), after)
+            else:
+                _, target, receive = message_of(lowered, action)
+                ports = (rank, target) if link.duplex == "half" else (rank, lowered.stages + target)
+                task = SimulatedTask(
+                    str(action),
+                    "flow",
+                    ("out", rank),
+                    (rank, target),
+                    (*after, number[receive]),
+                    nbytes=nbytes(*given),
+                    latency=link.latency_seconds,
+                    demand=dict.fromkeys(ports, 1.0),
+                )
+            tasks.append(task)
+    times = run_tasks(tasks, [link.bytes_per_second] * (2 * lowered.stages)).spans
+    spans = [
+        ActionSpan(times[i].start, times[number[received.get(action, action)]].end, tasks[i].devices[0], action)
+        for action, i in number.items()
+    ]
+    return Timeline(lowered.stages, tuple(sorted(spans)))
 
 
 def grid(schedule: Schedule) -> str:
