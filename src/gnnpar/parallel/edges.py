@@ -1,14 +1,16 @@
-"""A part's in-edges in folding order, and the peers at their other ends."""
+"""A part's in-edges in folding order, the peers at their other ends, and edges that ranks exchange in set-up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from gnnpar.comm import Communicator, MessageTag
 from gnnpar.folds.block import Block, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.view import edge_order
@@ -104,3 +106,21 @@ class EdgeOrder:
             edges=EdgeData.cat([block.edges for block in blocks]).at(by_row),
         )
         return block, order
+
+
+def exchange_edges(comm: Communicator, messages: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
+    """Send tensors by name to peers, in phase setup. Return the received ones, by sender in ascending order.
+    Collective."""
+    # wide numbers first, so that each tensor is aligned in the buffer
+    ordered = {q: sorted(named.items(), key=lambda item: -item[1].itemsize) for q, named in messages.items()}
+    layouts = comm.all_gather({q: [(n, t.dtype, t.shape) for n, t in named] for q, named in ordered.items()})
+    mine = {p: layout[comm.rank] for p, layout in enumerate(layouts) if comm.rank in layout}
+    sizes = {p: [prod(shape) * dtype.itemsize for _, dtype, shape in layout] for p, layout in mine.items()}
+    buffers = {q: torch.cat([t.contiguous().view(torch.uint8).flatten() for _, t in n]) for q, n in ordered.items()}
+    nbytes = {p: sum(each) for p, each in sizes.items()}
+    pending = comm.exchange(buffers, nbytes, MessageTag(0, -1, 0, "setup"))
+    pieces = {p: torch.split(pending[p].wait(), each) for p, each in sizes.items()}
+    comm.flush(keep=0)
+    return {
+        p: {n: t.view(dtype).view(shape) for (n, dtype, shape), t in zip(mine[p], pieces[p], strict=True)} for p in mine
+    }
