@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,6 +107,30 @@ class EdgeOrder:
             edges=EdgeData.cat([block.edges for block in blocks]).at(by_row),
         )
         return block, order
+
+
+class Edges(NamedTuple):
+    """Edges between nodes by global ids. Shapes: src [E], dst [E]. `data`: of these edges, in order."""
+
+    src: Tensor
+    dst: Tensor
+    data: EdgeData
+
+    @staticmethod
+    def cat(parts: Sequence[Edges]) -> Edges:
+        src, dst, data = zip(*parts, strict=True)
+        return Edges(torch.cat(src), torch.cat(dst), EdgeData.cat(data))
+
+
+def in_edges(shard: Shard, *, ids: bool = False) -> Edges:
+    """Return the in-edges of a part's nodes, block by block, on the CPU. `ids`: with edge ids, if the shard has any."""
+    pieces: list[Edges] = []
+    for block, columns in [(shard.inner, shard.node_ids), *((each, each.src_ids) for each in shard.halo.values())]:
+        assert columns is not None
+        data = block.edges if ids else replace(block.edges, ids=None)
+        pieces.append(Edges(columns[block.indices.long()], shard.node_ids[block.edge_dst], data))
+    src, dst, data = Edges.cat(pieces)
+    return Edges(src.cpu(), dst.cpu(), data.to(torch.device("cpu")))
 
 
 def exchange_edges(comm: Communicator, messages: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:

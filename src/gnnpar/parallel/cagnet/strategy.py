@@ -19,8 +19,8 @@ from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
 from gnnpar.parallel.base import HALO, CodedStrategy
-from gnnpar.parallel.broadcast import broadcast_engine
-from gnnpar.parallel.cagnet.grid import Grid, ReplicatedGraph, pieces_of, refuse_fold, without_edges
+from gnnpar.parallel.broadcast import Grid, broadcast_engine
+from gnnpar.parallel.cagnet.grid import ReplicatedGraph, pieces_of, refuse_fold, without_edges
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.edges import EdgeOrder
@@ -130,6 +130,7 @@ class Cagnet(CodedStrategy, Proposes):
             exchange=rows,
             edges=EdgeOrder(context.shard, "none"),
             home=home,
+            grid=pieces.grid,
             prefetch=self.prefetch,
             once=None if "exact" in self.exactness else exact_rows,
             home_once=None if "exact" in self.exactness else exact_home,

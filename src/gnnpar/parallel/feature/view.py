@@ -22,6 +22,7 @@ from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.blocks import split_operands
+from gnnpar.parallel.edges import Edges, in_edges
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
@@ -124,31 +125,18 @@ class Structure:
 def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structure:
     """Return the structure of all parts. Collective. Not counted, as part of the set-up. Edges are in the order of
     (destination, source)."""
-    pieces = [(shard.inner, shard.node_ids), *((b, b.src_ids) for b in shard.halo.values())]
-    src: list[Tensor] = []
-    dst: list[Tensor] = []
-    held: list[EdgeData] = []
-    for block, columns in pieces:
-        assert columns is not None
-        src.append(columns[block.indices.long()])
-        dst.append(shard.node_ids[block.edge_dst])
-        held.append(block.edges if edge_ids else replace(block.edges, ids=None))
-    ends = torch.stack([torch.cat(src), torch.cat(dst)]).cpu()
-    everyone = comm.broadcast(comm.gather((ends, EdgeData.cat(held).to(ends.device), shard.node_ids.cpu())))
-    assert everyone is not None
-    all_src, all_dst = torch.cat([each for each, _, _ in everyone], dim=1)
-    data = EdgeData.cat([each for _, each, _ in everyone])
-    order = torch.argsort(all_dst * shard.num_nodes + all_src, stable=True) if data.ids is None else data.ids.argsort()
+    everyone = comm.all_gather((in_edges(shard, ids=edge_ids), shard.node_ids.cpu()))
+    src, dst, data = Edges.cat([edges for edges, _ in everyone])
+    order = torch.argsort(dst * shard.num_nodes + src, stable=True) if data.ids is None else data.ids.argsort()
     block = Block.from_edges(
-        all_dst[order],
-        all_src[order],
+        dst[order],
+        src[order],
         num_dst=shard.num_nodes,
         num_src=shard.num_nodes,
         src_ids=torch.arange(shard.num_nodes),
         edges=data.at(order),
     )
-    nodes = [ids for _, _, ids in everyone]
-    return Structure(block.to(comm.device), tuple(t.to(comm.device) for t in nodes))
+    return Structure(block.to(comm.device), tuple(ids.to(comm.device) for _, ids in everyone))
 
 
 def row_lists(structure: Structure, me: int) -> tuple[RowLists, RowLists]:
