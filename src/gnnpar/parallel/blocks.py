@@ -19,7 +19,7 @@ from gnnpar.comm.communicator import Phase, T
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar.parallel.edges import EdgeOrder
-from gnnpar.parallel.engine import Unsaved
+from gnnpar.parallel.engine import Stateful
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 
@@ -208,7 +208,7 @@ class _Fold(torch.autograd.Function):
 
 
 @dataclass(eq=False)
-class HeldRows(Unsaved):
+class HeldRows(Stateful):
     """Bytes of halo rows held from forward to backward in the last pass, by (layer, call). A part of an engine."""
 
     nbytes_of: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -218,7 +218,7 @@ class HeldRows(Unsaved):
         return sum(self.nbytes_of.values())
 
     def record(self, layer: int, call: int, rows: Sequence[Tensor]) -> None:
-        self.nbytes_of[layer, call] = sum(t.numel() * t.element_size() for t in rows)
+        self.nbytes_of[layer, call] = sum(t.nbytes for t in rows)
 
 
 @dataclass(eq=False)

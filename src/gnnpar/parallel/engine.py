@@ -56,7 +56,8 @@ def joined(facts: JsonDict, more: JsonDict) -> JsonDict:
 
 
 class Stateful(Protocol):
-    """State that an engine keeps between epochs, for example an exchange with messages of an earlier epoch."""
+    """State that an engine keeps between epochs, for example an exchange with messages of an earlier epoch. Defaults:
+    nothing is in flight between epochs, nothing is saved."""
 
     @property
     def nbytes(self) -> int:
@@ -65,26 +66,13 @@ class Stateful(Protocol):
 
     def drain(self) -> None:
         """Finish messages in flight without changing any result. Collective."""
-        ...
 
     def state_dict(self) -> StateDict:
         """Return a tree as in `Engine.state_dict`; call `drain` first."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None: ...
-
-
-class Unsaved:
-    """A Stateful with only a byte count: nothing is in flight between epochs, nothing is saved."""
-
-    def drain(self) -> None:
-        """Do nothing: nothing is in flight."""
-
-    def state_dict(self) -> StateDict:
         return {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Do nothing: nothing was saved."""
+        """Load a state of `state_dict`."""
 
 
 def trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
