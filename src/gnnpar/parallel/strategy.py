@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -135,12 +135,10 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """Facts of a layer's aggregation for display. `mode`: one word. `how`: its messages and their timing, if any.
-    `settings`: its values, by the field of the strategy."""
+    """Facts of a layer's aggregation for display. `mode`: one word. `how`: its messages and their timing, if any."""
 
     mode: str
     how: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 class Strategy(Protocol):

@@ -77,8 +77,7 @@ class BoundarySampling(CodedStrategy, Declares):
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{self.rate:g} of the boundary rows, {name_of(self.codec)}, overlap {self.overlap}"
-        settings = {"rate": self.rate, "codec": self.codec, "overlap": self.overlap}
-        return (LayerFacts(mode="sampled halo", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="sampled halo", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         if self.rate == 1:

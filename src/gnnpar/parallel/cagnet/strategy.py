@@ -104,10 +104,9 @@ class Cagnet(CodedStrategy, Proposes):
         return [{"replication": copies, "bits": bits} for copies in grids for bits in (32, 16)]
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        settings = {"codec": self.codec, "prefetch": self.prefetch, "replication": self.replication}
         how = f"{name_of(self.codec)}, {self.prefetch} parts ahead"
         how += f", in-edges of {self.replication} parts shared" if self.replication > 1 else ""
-        return (LayerFacts(mode="broadcast", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="broadcast", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         if self.replication == 1:

@@ -111,7 +111,7 @@ class Digest(CodedStrategy, Proposes):
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"
-        return (LayerFacts(mode="halo table", how=how, settings=dict(vars(self))),) * plan.num_layers
+        return (LayerFacts(mode="halo table", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(

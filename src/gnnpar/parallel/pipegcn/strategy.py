@@ -118,7 +118,7 @@ class PipeGCN(CodedStrategy, Proposes):
         smoothed = [name for name in ("features", "gradients") if vars(self)[f"smooth_{name}"]]
         how = f"{name_of(self.codec)}, {self.staleness} epochs late"
         how += f", means of {' and '.join(smoothed)} with decay {self.decay:g}" if smoothed else ""
-        return (LayerFacts(mode="late halo", how=how, settings=dict(vars(self))),) * plan.num_layers
+        return (LayerFacts(mode="late halo", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(

@@ -107,7 +107,7 @@ class Sancus(CodedStrategy, Proposes):
         when = [] if self.period is None else [f"every {self.period} epochs"]
         when += [] if self.bound is None else [f"changes above {self.bound:g}"]
         how = f"{name_of(self.codec)}, {' and '.join(when)}"
-        return (LayerFacts(mode="broadcast copies", how=how, settings=dict(vars(self))),) * plan.num_layers
+        return (LayerFacts(mode="broadcast copies", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         copies = None if self.period == 1 else CachedParts(context.comm, Rule(self.period, self.bound))

@@ -160,15 +160,7 @@ class SAR(CodedStrategy, Proposes):
         return [usual, *others] if ranks > 1 else []
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        settings = {
-            "codec": self.codec,
-            "remat": self.remat,
-            "rounds": self.rounds,
-            "prefetch": self.prefetch,
-            "backward": self.backward,
-        }
-        how = f"{name_of(self.codec)}, overlap edges"
-        return (LayerFacts(mode="sar", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="sar", how=f"{name_of(self.codec)}, overlap edges"),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         shard, chunk_of = context.shard, context.plan.placement.chunk_of
