@@ -36,7 +36,7 @@ class FeatureCache:
     @property
     def nbytes(self) -> int:
         halo = () if self.halo is None else (self.halo,)
-        return sum(t.numel() * t.element_size() for t in (*halo, *self.folds.values()))
+        return sum(t.nbytes for t in (*halo, *self.folds.values()))
 
     def drain(self) -> None:
         """Do nothing: nothing is in flight."""

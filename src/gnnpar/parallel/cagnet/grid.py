@@ -54,8 +54,7 @@ class Pieces:
 
     @property
     def nbytes(self) -> int:
-        ids = sum(t.numel() * t.element_size() for t in self.ids.values())
-        return ids + sum(block.nbytes for block in self.blocks.values())
+        return sum(held.nbytes for held in (*self.ids.values(), *self.blocks.values()))
 
     def row_lists(self) -> tuple[RowLists, RowLists]:
         """Return the lists of rows sent to a column, and of partial sums sent to the owners of their rows."""

@@ -119,7 +119,7 @@ class Structure:
 
     @property
     def nbytes(self) -> int:
-        return self.block.nbytes + sum(t.numel() * t.element_size() for t in self.ids)
+        return sum(held.nbytes for held in (self.block, *self.ids))
 
 
 def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structure:

@@ -48,7 +48,7 @@ class Replica:
 
 
 def _nbytes(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+    return sum(t.nbytes for t in tensors if t is not None)
 
 
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
