@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, MessageTag
-from gnnpar.folds.block import Block, Rows
+from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.view import edge_order
 from gnnpar.partition.shard import Shard
@@ -68,13 +68,6 @@ class EdgeOrder:
     @cached_property
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
-
-    def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        """Return the rows of edge operands that belong to a block."""
-        if not edge:
-            return ()
-        positions = self.edge_positions(block)
-        return tuple(t[positions] for t in edge)
 
     def edge_positions(self, block: Block) -> Tensor:
         """Return the positions of a block's edges in the order of edge operands."""

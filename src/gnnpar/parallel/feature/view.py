@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
-from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
@@ -80,16 +79,7 @@ class Slices:
 
     def like(self, like: Sequence[RowLike], rank: int) -> tuple[RowLike, ...]:
         """Return `rows` of operands of these shapes."""
-        return tuple(each if i in self.whole else self._like(each, rank) for i, each in enumerate(like))
-
-    def _like(self, each: RowLike, rank: int) -> RowLike:
-        first, last = self.span(rank)
-        share = last - first
-        if self.how == "columns":
-            return each._replace(shape=(share,))
-        if self.how == "heads":
-            return each._replace(shape=(share, *each.shape[1:]))
-        return each._replace(shape=(*each.shape[:-1], share))
+        return RowLike.of(self.rows(tuple(each.empty(0) for each in like), rank))
 
 
 def slices_of(agg: Aggregator, src: Sequence[RowLike], num_dst: int, ranks: int, layer: int) -> Slices:
@@ -180,9 +170,6 @@ class FeatureGraph(View):
     def own_ids(self) -> Tensor:
         """Return the global ids [N_P] of this rank's rows, which are their positions in a table."""
         return self.structure.ids[self.rank]
-
-    def message_tag(self, call: int, phase: Phase) -> MessageTag:
-        return MessageTag(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         if self.ranks == 1:
