@@ -102,10 +102,7 @@ class SAR(CodedStrategy, Proposes):
         return f"set strategy.logical_parts={4 * num_ranks} world_size=1: out of core, one part on the device at a time"
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        self._check_ranks(num_ranks)
         super().check(num_ranks, num_layers, epochs)
-
-    def _check_ranks(self, num_ranks: int) -> None:
         if self.logical_parts is not None and num_ranks != 1:
             raise ValueError(
                 f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
@@ -113,7 +110,6 @@ class SAR(CodedStrategy, Proposes):
             )
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        self._check_ranks(topology.num_ranks)
         return workload.flat_plan(topology, chunks=self.logical_parts)
 
     def declared(self) -> Declaration:
