@@ -106,9 +106,9 @@ class Capabilities:
     measurements. `less_memory`: number of ranks -> the settings of this strategy that need less memory. `pair_loss`: a
     rank has the output rows of all its nodes at once, as losses of node pairs need. `clusters`: the number of non-empty
     clusters that it cuts the graph into. `row_order`: the rows of a part may stand in any order. `captured`: device
-    work differs between epochs only in keys and numbers held in tensors (`Capturable`), so a CUDA graph may hold an
-    epoch. `learned_features`: a rank reads other nodes' features only through the folds of layers, which return
-    gradients.
+    work differs between epochs only in keys and numbers held in tensors, so a CUDA graph may hold an epoch
+    (`FlatEngine.launch_epoch`). `learned_features`: a rank reads other nodes' features only through the folds of
+    layers, which return gradients.
     """
 
     max_ranks: int | None = None
