@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
+from gnnpar.codecs.codec import Identity
 from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.blocks import ExchangingView, Gradient
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.edges import EdgeOrder
@@ -39,19 +40,18 @@ def whole_parts(shard: Shard, comm: Communicator) -> Shard:
 
 def broadcast_engine(
     context: BuildContext,
+    strategy: CodedStrategy,
     *,
-    codec: CodecConfig,
-    exactness: frozenset[Exactness],
     prefetch: int,
     training: Callable[..., BroadcastGraph] | None = None,
     parts: Mapping[str, Stateful | None] | None = None,
 ) -> FlatEngine:
     """Build the engine of a strategy that broadcasts parts. `training`: constructor of the training view; None: the
     evaluation view."""
-    context = normalised_for(context, exactness)
+    context = normalised_for(context, strategy.exactness)
     context = replace(context, shard=whole_parts(context.shard, context.comm))
     shard, comm, seed = context.shard, context.comm, context.seed
-    coded, exactly = (each.build(row_lists(shard), comm, seed) for each in (codec, Identity()))
+    coded, exactly = (each.build(row_lists(shard), comm, seed) for each in (strategy.codec, Identity()))
     exact = BroadcastGraph(
         shard,
         context.start,
@@ -68,7 +68,7 @@ def broadcast_engine(
         edges=exact.edges,
         grid=exact.grid,
         prefetch=prefetch,
-        once=None if "exact" in exactness else exact.exchange,
+        once=None if "exact" in strategy.exactness else exact.exchange,
         cache=context.new_cache(),
     )
     kept = {"held": view.held, **(parts or {}), "cache": view.cache}

@@ -81,13 +81,7 @@ class BoundarySampling(CodedStrategy, Declares):
 
     def build(self, context: BuildContext) -> Engine:
         if self.rate == 1:
-            return halo_engine(
-                context,
-                overlap=self.overlap,
-                codec=self.codec,
-                exactness=self.exactness,
-                features_exact="quantized" in self.exactness,
-            )
+            return halo_engine(context, self, overlap=self.overlap, features_exact="quantized" in self.exactness)
         config = with_edge_weights(self.codec, context.model)
 
         def codec_of(lists: RowLists) -> Codec:

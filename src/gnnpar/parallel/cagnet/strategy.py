@@ -110,7 +110,7 @@ class Cagnet(CodedStrategy, Proposes):
 
     def build(self, context: BuildContext) -> Engine:
         if self.replication == 1:
-            return broadcast_engine(context, codec=self.codec, exactness=self.exactness, prefetch=self.prefetch)
+            return broadcast_engine(context, self, prefetch=self.prefetch)
         context = normalised_for(context, self.exactness)
         shard, model, comm = context.shard, context.model, context.comm
         for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):

@@ -116,11 +116,10 @@ class Digest(CodedStrategy, Proposes):
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(
             context,
+            self,
             overlap=self.overlap,
-            codec=self.codec,
             halo=self.halo,
             policy=Refreshed(self.period, self.gradients),
             kept="table",
-            exactness=self.exactness,
             features_exact="exact" not in self.exactness,
         )

@@ -99,9 +99,8 @@ class GraphParallel(CodedStrategy, Proposes):
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(
             context,
+            self,
             overlap=self.overlap,
-            codec=self.codec,
-            exactness=self.exactness,
             halo=self.halo,
             features_exact="quantized" in self.exactness,
             engine=FlatEngine if self.reduce == "sum" else FactorEngine,

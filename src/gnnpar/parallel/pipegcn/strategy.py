@@ -123,12 +123,11 @@ class PipeGCN(CodedStrategy, Proposes):
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(
             context,
+            self,
             overlap=self.overlap,
-            codec=self.codec,
             halo=self.halo,
             policy=self.policy if self.staleness else None,
             kept="late",
-            exactness=self.exactness,
             features_exact="exact" not in self.exactness,
             crosses_epochs=self.staleness > 0,
         )

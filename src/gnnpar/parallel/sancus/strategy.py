@@ -113,8 +113,7 @@ class Sancus(CodedStrategy, Proposes):
         copies = None if self.period == 1 else CachedParts(context.comm, Rule(self.period, self.bound))
         return broadcast_engine(
             context,
-            codec=self.codec,
-            exactness=self.exactness,
+            self,
             prefetch=self.prefetch,
             training=partial(SkippingGraph, copies=copies),
             parts={"copies": copies},
