@@ -131,14 +131,14 @@ def exchange_edges(comm: Communicator, messages: Mapping[int, Mapping[str, Tenso
     Collective."""
     # wide numbers first, so that each tensor is aligned in the buffer
     ordered = {q: sorted(named.items(), key=lambda item: -item[1].itemsize) for q, named in messages.items()}
-    layouts = comm.all_gather({q: [(n, t.dtype, t.shape) for n, t in named] for q, named in ordered.items()})
+    layouts = comm.all_gather({q: [(name, t.dtype, t.shape) for name, t in each] for q, each in ordered.items()})
     mine = {p: layout[comm.rank] for p, layout in enumerate(layouts) if comm.rank in layout}
     sizes = {p: [prod(shape) * dtype.itemsize for _, dtype, shape in layout] for p, layout in mine.items()}
-    buffers = {q: torch.cat([t.contiguous().view(torch.uint8).flatten() for _, t in n]) for q, n in ordered.items()}
-    nbytes = {p: sum(each) for p, each in sizes.items()}
-    pending = comm.exchange(buffers, nbytes, MessageTag(0, -1, 0, "setup"))
-    pieces = {p: torch.split(pending[p].wait(), each) for p, each in sizes.items()}
+    buffers = {q: torch.cat([t.reshape(-1).view(torch.uint8) for _, t in each]) for q, each in ordered.items()}
+    pending = comm.exchange(buffers, {p: sum(each) for p, each in sizes.items()}, MessageTag(0, -1, 0, "setup"))
+    received: dict[int, dict[str, Tensor]] = {}
+    for p, layout in mine.items():
+        pieces = zip(layout, torch.split(pending[p].wait(), sizes[p]), strict=True)
+        received[p] = {name: piece.view(dtype).view(shape) for (name, dtype, shape), piece in pieces}
     comm.flush(keep=0)
-    return {
-        p: {n: t.view(dtype).view(shape) for (n, dtype, shape), t in zip(mine[p], pieces[p], strict=True)} for p in mine
-    }
+    return received

@@ -64,9 +64,7 @@ class BoundarySampling(CodedStrategy, Declares):
     def exact_limit(self) -> BoundarySampling:
         return replace(self, rate=1.0, codec=Identity())
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return SampledWhole(whole, Pass(seed), part_of=plan.part_of, rate=self.rate)
 
     def declared(self) -> Declaration:

@@ -97,9 +97,7 @@ class Digest(CodedStrategy, Proposes):
                 f"weights to its end; set it to {epochs} or less, or raise epochs"
             )
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=Refreshed(self.period, self.gradients))
 
     def declared(self) -> Declaration:

@@ -98,9 +98,7 @@ class PipeGCN(CodedStrategy, Proposes):
         smooth: dict[Phase, bool] = {"forward": self.smooth_features, "backward": self.smooth_gradients}
         return Late(self.staleness, {phase: self.decay for phase, on in smooth.items() if on})
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=self.policy)
 
     def declared(self) -> Declaration:

@@ -80,9 +80,7 @@ class Sancus(CodedStrategy, Proposes):
                 f"weights to its end; set it to {epochs} or less, set strategy.bound, or raise epochs"
             )
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return SkippingWhole(whole, Pass(seed), part_of=plan.part_of, rule=Rule(self.period, self.bound))
 
     def declared(self) -> Declaration:
