@@ -25,9 +25,8 @@ class Factors(GraphParallel):
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(
             context,
+            self,
             overlap=self.overlap,
-            codec=self.codec,
-            exactness=self.exactness,
             features_exact=False,
             engine=EveryFactor,
         )

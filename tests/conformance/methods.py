@@ -54,7 +54,7 @@ from gnnpar.parallel.strategy import Strategy
 from gnnpar.parallel.view import FirstLayer
 from gnnpar.partition.shard import Mirrors
 from gnnpar.training.checks import check_strategy
-from gnnpar.verify.conformance import Job, make_job, small_graph, train_in_threads
+from gnnpar.verify.conformance import Job, small_graph, train_in_threads
 
 T = TypeVar("T")
 Refused = tuple[str, ...] | Callable[[], object]
@@ -656,7 +656,7 @@ METHODS = {
         ],
         refused=[
             (
-                lambda: make_job(SAR(logical_parts=4), GCN(), small_graph(), world=2),
+                lambda: SAR(logical_parts=4).check(2, 2, 5),
                 "logical_parts=4 puts all parts on one device, but there are 2 ranks",
             )
         ],

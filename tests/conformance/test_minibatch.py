@@ -25,7 +25,7 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN, ModelConfig
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling import batches as minibatch
-from gnnpar.parallel.sampling.batches import SeedBatches
+from gnnpar.parallel.sampling.batches import SeedBatches, Shared
 from gnnpar.parallel.sampling.engine import one_ahead
 from gnnpar.parallel.sampling.neighbours import native, sampler_of
 from gnnpar.parallel.sampling.replica import Replica, replica_of
@@ -144,15 +144,8 @@ def on_a_sample(config: ModelConfig, call) -> tuple[int, ...]:
     """Ends of the hops of a sample of [4, 3, 2] on which `call` ran a model's layers, as the engine does."""
     shard, graph = shard_of(small_graph(num_nodes=300, num_edges=1500))
     model = config.build(shard.x.shape[1], 3, seed=1).double()
-    batches = SeedBatches(
-        graph,
-        sampler_of(graph.edges, (4, 3, 2), "own")[0],
-        batch_size=8,
-        normalize="graph",
-        seed=1,
-        rank=0,
-        ranks=1,
-    )
+    sampler, _ = sampler_of(graph.edges, (4, 3, 2), "own")
+    batches = SeedBatches(graph, Shared("graph", seed=1, rank=0, ranks=1), sampler, batch_size=8)
     sub = batches[0, 0]
     assert sub.weights is not None
     assert sorted(set(sub.ends)) == list(sub.ends), "every hop reaches rows"
@@ -314,7 +307,7 @@ def test_every_training_node_is_a_seed_once_and_draws_differ_between_ranks_and_e
     sampler, _ = sampler_of(graph.edges, (2, 2), "own")
 
     def batches(rank: int, seed: int = 3) -> SeedBatches:
-        return SeedBatches(graph, sampler, batch_size=10, normalize="graph", seed=seed, rank=rank, ranks=3)
+        return SeedBatches(graph, Shared("graph", seed, rank, ranks=3), sampler, batch_size=10)
 
     ranks = [batches(rank) for rank in range(3)]
     for epoch in range(2):

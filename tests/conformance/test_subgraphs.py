@@ -24,7 +24,7 @@ from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.sampling.batches import DRAW, Induced, shuffled
+from gnnpar.parallel.sampling.batches import DRAW, Induced, Shared, shuffled
 from gnnpar.parallel.sampling.neighbours import sampler_of
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
@@ -36,6 +36,7 @@ from outcomes import assert_passed
 
 CLUSTERS = Minibatch(sampler="cluster", clusters=6, clusters_per_batch=6, normalize="subgraph")
 SAINT = Minibatch(sampler="saint", batch_size=30)
+ALONE = Shared("graph", seed=1, rank=0, ranks=1)
 UNIFORM = Minibatch(sampler="uniform", clusters=6, clusters_per_batch=3, normalize="subgraph")
 LIMITS = {"cluster": Minibatch(sampler="cluster"), "saint": Minibatch(sampler="saint"), "uniform": UNIFORM}
 
@@ -170,7 +171,7 @@ def test_normalised_sums_and_losses_are_unbiased(saint: Any) -> None:
     num_nodes, draws = len(x), 500
     sets, induced = NodeSets(graph, saint, 24, 2), Induced(graph.edges, graph.train, 1)
     counts = estimated(graph, sets, draws, 7)
-    batches = SaintBatches(graph, sets, counts, steps=draws, hops=1, normalize="graph", seed=1, rank=0, ranks=1)
+    batches = SaintBatches(graph, ALONE, sets, counts, steps=draws, hops=1)
     exact = dense(small_graph()) @ x
     sums, losses = torch.zeros(draws, *exact.shape, dtype=torch.float64), torch.zeros(draws, num_nodes)
     bare, held = torch.zeros_like(exact), torch.zeros(draws, num_nodes)
@@ -205,7 +206,7 @@ def test_a_fold_of_an_edge_function_is_weighted_as_a_sum_is_and_maxima_are_not()
     graph, x = replica()
     sets = NodeSets(graph, "node", 24, 2)
     counts = estimated(graph, sets, 40, 7)
-    sub = SaintBatches(graph, sets, counts, steps=1, hops=1, normalize="graph", seed=1, rank=0, ranks=1)[0, 0]
+    sub = SaintBatches(graph, ALONE, sets, counts, steps=1, hops=1)[0, 0]
     view, rows = SampledGraph(sub, Pass(0), hops=1), x[sub.node_ids].requires_grad_()
     assert sub.weights is not None
     assert float(sub.weights.max()) > 1

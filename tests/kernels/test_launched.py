@@ -22,7 +22,7 @@ from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.engine import Capturable
+from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import Job, graph_for, make_job, small_graph
@@ -134,7 +134,7 @@ def test_so_is_what_a_captured_epoch_launches(monkeypatch, model, precision):
                 plan=job.plan, shard=shard, model=copy.deepcopy(job.model).float(), task=task, comm=comm, seed=0
             )
         )
-        assert isinstance(engine, Capturable)
+        assert isinstance(engine, FlatEngine)
         engine.launch_epoch(0, _NoStep(), KeyTable(0, comm.device))
 
     ThreadWorld(2).run(rank)

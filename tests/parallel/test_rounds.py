@@ -63,14 +63,14 @@ FULL = tuple(tuple(0 if p == q else 10 for q in range(5)) for p in range(5))
     ],
 )
 def test_sizes_of_rounds(sizing, row_nbytes, expected):
-    schedule = RoundSchedule(sizing, 20, FULL, FULL, FULL)
+    schedule = RoundSchedule(sizing, 20, FULL, FULL)
     assert len(schedule.pulls(row_nbytes)) == expected
     assert len(schedule.pushes(row_nbytes)) == expected
 
 
 def test_a_budget_below_one_row_is_refused_with_numbers():
     with pytest.raises(ValueError, match=r"strategy\.rounds=1e-05 MiB holds no row of 512 bytes: set it to at least"):
-        RoundSchedule(1e-5, 20, FULL, FULL, FULL).limit(512)
+        RoundSchedule(1e-5, 20, FULL, FULL).limit(512)
 
 
 def test_peers_that_share_nothing_take_no_round():

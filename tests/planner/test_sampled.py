@@ -19,7 +19,6 @@ from gnnpar.parallel.sampling.cost import (
     Ring,
     SampleStatistics,
     Step,
-    Whole,
     draw,
     num_steps,
     sampled_epoch,
@@ -34,13 +33,14 @@ from gnnpar.planner.planned import workload_of
 from gnnpar.planner.planner import recorded
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Memory
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import one_host
 from gnnpar.pricing.work import Work
 from gnnpar.verify.conformance import small_graph
 
-NOTHING = Whole(features=0.0, structure=0.0)
+NOTHING = Memory(features=0.0, structure=0.0)
 
 
 def inputs_of(name: str = "gcn", **graph: int) -> Problem:
@@ -116,7 +116,7 @@ def test_an_epoch_is_its_steps() -> None:
     work, at = work_of(ir, 2), machine(2)
     long = whole_step(ir, work, times=5.0, draw_seconds=0.01, sort_seconds=0.02)
     short = replace(long, rings=tuple(replace(r, rows=500, edges=4000) for r in long.rings), times=1.0)
-    found = sampled_epoch([long, short], work, at, Whole(features=3e6, structure=2e6))
+    found = sampled_epoch([long, short], work, at, Memory(features=3e6, structure=2e6))
     assert num_steps([long, short]) == 6
     assert found.phases["sample"] == pytest.approx(0.06)
     assert found.phases["reduce"] == pytest.approx(6 * at.reduce(range(2), 4.0 * (ir.params + 1)))

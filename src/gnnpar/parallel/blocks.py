@@ -13,18 +13,19 @@ from typing import ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from gnnpar.comm import CodedExchange, Communicator, MessageTag, RowLike
-from gnnpar.comm.communicator import Phase, T
+from gnnpar.comm import CodedExchange, Communicator, RowLike
+from gnnpar.comm.communicator import T
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, widened
 from gnnpar.parallel.edges import EdgeOrder
-from gnnpar.parallel.engine import Unsaved
+from gnnpar.parallel.engine import Stateful
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 
 
 class Walk(Protocol):
-    """The blocks of one aggregation, in order. Defaults: edge operands are in the order of the blocks; none are sent.
+    """The blocks of one aggregation, in order. Defaults: edge operands are in the order of the only block; no rows are
+    sent.
 
     `keeps_own`: False if the gradient finds the local source rows in tables too.
     """
@@ -35,10 +36,6 @@ class Walk(Protocol):
     def num_rows(self) -> int:
         """Return the number of result rows."""
         ...
-
-    def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        """Return the rows of edge operands that belong to a block, in its order."""
-        return edge
 
     def edge_positions(self, block: Block) -> Tensor | None:
         """Return the positions of a block's edges among the edge operands; None: they are in the block's order."""
@@ -129,7 +126,7 @@ class Gradient:
         return total if total.dst else total._replace(dst=self.agg.grad_dst(self.prepared, self.grad_out))
 
     def _of(self, block: Block, rows: Rows) -> Operands:
-        x = self.x._replace(src=rows, edge=self._walk.edge_rows(block, self.x.edge))
+        x = self.x._replace(src=rows, edge=_edge_rows(self._walk, block, self.x.edge))
         return self.agg.grad(block, x, self.prepared, self.grad_out)
 
     def _placed(self, grads: Operands, block: Block) -> Operands:
@@ -141,6 +138,12 @@ class Gradient:
         for into, g in zip(self._edge, grads.edge, strict=True):
             into[positions] = g
         return grads._replace(edge=())
+
+
+def _edge_rows(over: Walk, block: Block, edge: Rows) -> Rows:
+    """Return the rows of edge operands that belong to a block, in its order."""
+    positions = over.edge_positions(block) if edge else None
+    return edge if positions is None else tuple(rows[positions] for rows in edge)
 
 
 def _sum(old: Operands, new: Operands) -> Operands:
@@ -194,7 +197,7 @@ class _Fold(torch.autograd.Function):
         state, remote = agg.init(over.num_rows, x), list[Tensor]()
         for block, rows in over.blocks(agg, x, call):
             state = agg.update(
-                state, block, x._replace(src=x.src if rows is None else rows, edge=over.edge_rows(block, x.edge))
+                state, block, x._replace(src=x.src if rows is None else rows, edge=_edge_rows(over, block, x.edge))
             )
             if keeps and rows is not None:
                 remote += rows
@@ -219,7 +222,7 @@ class _Fold(torch.autograd.Function):
 
 
 @dataclass(eq=False)
-class HeldRows(Unsaved):
+class HeldRows(Stateful):
     """Bytes of halo rows held from forward to backward in the last pass, by (layer, call). A part of an engine."""
 
     nbytes_of: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -229,7 +232,7 @@ class HeldRows(Unsaved):
         return sum(self.nbytes_of.values())
 
     def record(self, layer: int, call: int, rows: Sequence[Tensor]) -> None:
-        self.nbytes_of[layer, call] = sum(t.numel() * t.element_size() for t in rows)
+        self.nbytes_of[layer, call] = sum(t.nbytes for t in rows)
 
 
 @dataclass(eq=False)
@@ -257,17 +260,11 @@ class ExchangingView(Walk, View):
     def edge_ids(self) -> Tensor:
         return self.edges.edge_ids
 
-    def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        return self.edges.edge_rows(block, edge)
-
     def edge_positions(self, block: Block) -> Tensor:
         return self.edges.edge_positions(block)
 
     def exactly(self) -> Self:
         return self if self.once is None else replace(self, exchange=self.once)
-
-    def message_tag(self, call: int, phase: Phase) -> MessageTag:
-        return MessageTag(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         return walk(self, agg, call, src, dst, edge, shared)

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import CodecConfig, Exactness, Identity
+from gnnpar.codecs.codec import Identity
 from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.blocks import ExchangingView, Gradient
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.edges import EdgeOrder
@@ -30,9 +32,7 @@ def whole_parts(shard: Shard, comm: Communicator) -> Shard:
 
     The shard has no boundary lists: every rank receives all rows.
     """
-    everyone = comm.broadcast(comm.gather(shard.node_ids.cpu()))
-    assert everyone is not None
-    ids_of = [ids.to(shard.node_ids.device) for ids in everyone]
+    ids_of = [ids.to(shard.node_ids.device) for ids in comm.all_gather(shard.node_ids.cpu())]
     blocks = {q: _widened(shard, q, ids) for q, ids in enumerate(ids_of) if q != shard.part}
     weight = chosen(shard.in_weight, shard.node_ids[:0])
     return replace(shard, halo=blocks, boundary={}, halo_in_degree=shard.in_degree[:0], halo_in_weight=weight)
@@ -40,24 +40,24 @@ def whole_parts(shard: Shard, comm: Communicator) -> Shard:
 
 def broadcast_engine(
     context: BuildContext,
+    strategy: CodedStrategy,
     *,
-    codec: CodecConfig,
-    exactness: frozenset[Exactness],
     prefetch: int,
     training: Callable[..., BroadcastGraph] | None = None,
     parts: Mapping[str, Stateful | None] | None = None,
 ) -> FlatEngine:
     """Build the engine of a strategy that broadcasts parts. `training`: constructor of the training view; None: the
     evaluation view."""
-    context = normalised_for(context, exactness)
+    context = normalised_for(context, strategy.exactness)
     context = replace(context, shard=whole_parts(context.shard, context.comm))
     shard, comm, seed = context.shard, context.comm, context.seed
-    coded, exactly = (each.build(row_lists(shard), comm, seed) for each in (codec, Identity()))
+    coded, exactly = (each.build(row_lists(shard), comm, seed) for each in (strategy.codec, Identity()))
     exact = BroadcastGraph(
         shard,
         context.start,
         exchange=CodedExchange(comm, exactly),
         edges=EdgeOrder(shard, "edges"),
+        grid=Grid(comm.size, 1),
         prefetch=prefetch,
         cache=context.new_cache(),
     )
@@ -66,8 +66,9 @@ def broadcast_engine(
         context.start,
         exchange=CodedExchange(comm, coded),
         edges=exact.edges,
+        grid=exact.grid,
         prefetch=prefetch,
-        once=None if "exact" in exactness else exact.exchange,
+        once=None if "exact" in strategy.exactness else exact.exchange,
         cache=context.new_cache(),
     )
     kept = {"held": view.held, **(parts or {}), "cache": view.cache}
@@ -100,6 +101,38 @@ def row_lists(shard: Shard) -> RowLists:
     return RowLists(shard.part, shard.parts, shard.node_ids, dict.fromkeys(read, every), read)
 
 
+class Grid(NamedTuple):
+    """A grid of ranks, P / c groups of c. `copies`: c; c^2 divides the number of ranks. 1: all ranks are a column."""
+
+    ranks: int
+    copies: int
+
+    def group(self, rank: int) -> range:
+        """Return the ranks of a rank's group: the parts with rows that it sums."""
+        first = rank // self.copies * self.copies
+        return range(first, first + self.copies)
+
+    def column(self, rank: int) -> int:
+        return rank % self.copies
+
+    @property
+    def stages(self) -> int:
+        """Return the parts that a rank reads, one for each stage."""
+        return self.ranks // self.copies
+
+    def source(self, column: int, stage: int) -> int:
+        """Return the part that a column reads in a stage."""
+        return column * self.stages + stage
+
+    def readers(self, part: int) -> range:
+        """Return the ranks that read the rows of a part: a column."""
+        return range(part // self.stages, self.ranks, self.copies)
+
+    def others(self, of: range, rank: int) -> list[int]:
+        """Return the ranks of a group or of a column but one, the next one after it first."""
+        return sorted(set(of) - {rank}, key=lambda p: (p - rank) % self.ranks)
+
+
 @dataclass(eq=False)
 class BroadcastGraph(ExchangingView):
     """A rank's part and the rows of all parts. `prefetch`: parts in flight while one is folded.
@@ -107,6 +140,7 @@ class BroadcastGraph(ExchangingView):
     With a `cache`, results of linear folds of layer 0 are kept, never features of other parts.
     """
 
+    grid: Grid = field(kw_only=True)
     prefetch: int = field(default=1, kw_only=True)
 
     @property
@@ -114,20 +148,14 @@ class BroadcastGraph(ExchangingView):
         return self.exchange.comm.rank
 
     @property
-    def num_stages(self) -> int:
-        """Return the number of parts that this rank reads, one for each stage."""
-        return self.exchange.comm.size
-
-    @property
     def first(self) -> int:
-        """Return the first of these parts; the others follow it."""
-        return 0
+        """Return the first of the parts that this rank reads, one in each stage; the others follow it."""
+        return self.grid.source(self.grid.column(self.rank), 0)
 
     @property
     def readers(self) -> list[int]:
         """Return the other ranks that read the rows of this one, the next one first."""
-        size = self.exchange.comm.size
-        return [(self.rank + step) % size for step in range(1, size)]
+        return self.grid.others(self.grid.readers(self.rank), self.rank)
 
     def block(self, part: int) -> Block:
         return self.shard.inner if part == self.rank else self.shard.halo[part]
@@ -140,7 +168,7 @@ class BroadcastGraph(ExchangingView):
     def differentiate(self, gradient: Gradient) -> Operands:
         travelling, tag = gradient.chosen(gradient.like), self.message_tag(gradient.call, "backward")
         returned: Posted | None = None
-        for stage in range(self.num_stages):
+        for stage in range(self.grid.stages):
             sent, part = (), self.first + stage
             if part == self.rank:
                 gradient.add_own(self.block(part))
@@ -160,8 +188,8 @@ class BroadcastGraph(ExchangingView):
     def stages(self, src: Rows, tag: MessageTag) -> Iterator[tuple[int, Rows]]:
         """Yield (part, its rows) for all parts in ascending order."""
         under_way: deque[Posted] = deque()
-        for stage in range(self.num_stages):
-            while len(under_way) <= self.prefetch and stage + len(under_way) < self.num_stages:
+        for stage in range(self.grid.stages):
+            while len(under_way) <= self.prefetch and stage + len(under_way) < self.grid.stages:
                 under_way.append(self.post_part(stage + len(under_way), src, tag))
             posted, part = under_way.popleft(), self.first + stage
             yield part, src if part == self.rank else self.exchange.take(posted, part)
@@ -186,4 +214,4 @@ class BroadcastGraph(ExchangingView):
 
     def _sends(self, stage: int) -> bool:
         """Return True if the readers of this rank read its rows in this stage."""
-        return stage == self.rank % self.num_stages
+        return stage == self.rank % self.grid.stages

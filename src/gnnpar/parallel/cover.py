@@ -6,7 +6,6 @@ edges to fold. So ranks share the work, and a graph from shards on disk needs no
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from gnnpar.folds.cover import least_cover
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.mergeable import Merging
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.edges import EdgeOrder, Overlap
+from gnnpar.parallel.edges import EdgeOrder, Overlap, exchange_edges
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.torch_types import floats, unique
@@ -109,7 +108,7 @@ def make_cover(
             into[q], read_ids[q] = at, ids
             ends = at // of_each, torch.arange(len(at), device=at.device)
             read[q] = Block.from_edges(*ends, num_dst=shard.num_inner, num_src=len(at), compress=True)
-    received = _exchange(comm, messages)
+    received = exchange_edges(comm, messages)
     boundary = {p: shard.boundary[p][columns] for p, each in received.items() if len(columns := each.pop("columns"))}
     block, sent, ids = _fold_locally(shard, received)
     edges = PartEdges(shard.inner, read, shard.in_degree, shard.in_degree.new_ones(sum(map(len, into.values()))))
@@ -135,20 +134,6 @@ def _fold_locally(shard: Shard, received: Mapping[int, dict[str, Tensor]]) -> tu
     ends, edge_data = (torch.cat(dst), torch.cat(src)), EdgeData.cat(edges)
     block = Block.from_edges(*ends, num_dst=max(1, start), num_src=shard.num_inner, edges=edge_data)
     return replace(block, src_ids=shard.node_ids, ascends=shard.inner.ascends), sent, torch.cat(ids)
-
-
-def _exchange(comm: Communicator, messages: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
-    """Send tensors by name to peers. Return the received ones, by sender in ascending order."""
-    buffers: dict[int, Tensor] = {}
-    for q, tensors in messages.items():
-        torch.save({name: t.cpu().clone() for name, t in tensors.items()}, file := io.BytesIO())
-        buffers[q] = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(comm.device)
-    everyone = comm.broadcast(comm.gather({q: len(buffer) for q, buffer in buffers.items()}))
-    sizes = {p: nbytes[comm.rank] for p, nbytes in enumerate(everyone) if comm.rank in nbytes}
-    pending = comm.exchange(buffers, sizes, MessageTag(0, -1, 0, "setup"))
-    files = {p: io.BytesIO(pending[p].wait().cpu().numpy().tobytes()) for p in sizes}
-    comm.flush(keep=0)
-    return {p: torch.load(file, map_location=comm.device, weights_only=True) for p, file in files.items()}
 
 
 @dataclass(eq=False)

@@ -1,15 +1,18 @@
-"""A part's in-edges in folding order, and the peers at their other ends."""
+"""A part's in-edges in folding order, the peers at their other ends, and edges that ranks exchange in set-up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from math import prod
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnpar.folds.block import Block, Rows
+from gnnpar.comm import Communicator, MessageTag
+from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.view import edge_order
 from gnnpar.partition.shard import Shard
@@ -66,13 +69,6 @@ class EdgeOrder:
     def edge_ids(self) -> Tensor:
         return edge_order(self.shard)
 
-    def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        """Return the rows of edge operands that belong to a block."""
-        if not edge:
-            return ()
-        positions = self.edge_positions(block)
-        return tuple(t[positions] for t in edge)
-
     def edge_positions(self, block: Block) -> Tensor:
         """Return the positions of a block's edges in the order of edge operands."""
         assert block.edge_ids is not None
@@ -104,3 +100,45 @@ class EdgeOrder:
             edges=EdgeData.cat([block.edges for block in blocks]).at(by_row),
         )
         return block, order
+
+
+class Edges(NamedTuple):
+    """Edges between nodes by global ids. Shapes: src [E], dst [E]. `data`: of these edges, in order."""
+
+    src: Tensor
+    dst: Tensor
+    data: EdgeData
+
+    @staticmethod
+    def cat(parts: Sequence[Edges]) -> Edges:
+        src, dst, data = zip(*parts, strict=True)
+        return Edges(torch.cat(src), torch.cat(dst), EdgeData.cat(data))
+
+
+def in_edges(shard: Shard, *, ids: bool = False) -> Edges:
+    """Return the in-edges of a part's nodes, block by block, on the CPU. `ids`: with edge ids, if the shard has any."""
+    pieces: list[Edges] = []
+    for block, columns in [(shard.inner, shard.node_ids), *((each, each.src_ids) for each in shard.halo.values())]:
+        assert columns is not None
+        data = block.edges if ids else replace(block.edges, ids=None)
+        pieces.append(Edges(columns[block.indices.long()], shard.node_ids[block.edge_dst], data))
+    src, dst, data = Edges.cat(pieces)
+    return Edges(src.cpu(), dst.cpu(), data.to(torch.device("cpu")))
+
+
+def exchange_edges(comm: Communicator, messages: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
+    """Send tensors by name to peers, in phase setup. Return the received ones, by sender in ascending order.
+    Collective."""
+    # wide numbers first, so that each tensor is aligned in the buffer
+    ordered = {q: sorted(named.items(), key=lambda item: -item[1].itemsize) for q, named in messages.items()}
+    layouts = comm.all_gather({q: [(name, t.dtype, t.shape) for name, t in each] for q, each in ordered.items()})
+    mine = {p: layout[comm.rank] for p, layout in enumerate(layouts) if comm.rank in layout}
+    sizes = {p: [prod(shape) * dtype.itemsize for _, dtype, shape in layout] for p, layout in mine.items()}
+    buffers = {q: torch.cat([t.reshape(-1).view(torch.uint8) for _, t in each]) for q, each in ordered.items()}
+    pending = comm.exchange(buffers, {p: sum(each) for p, each in sizes.items()}, MessageTag(0, -1, 0, "setup"))
+    received: dict[int, dict[str, Tensor]] = {}
+    for p, layout in mine.items():
+        pieces = zip(layout, torch.split(pending[p].wait(), sizes[p]), strict=True)
+        received[p] = {name: piece.view(dtype).view(shape) for (name, dtype, shape), piece in pieces}
+    comm.flush(keep=0)
+    return received

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,8 @@ def joined(facts: JsonDict, more: JsonDict) -> JsonDict:
 
 
 class Stateful(Protocol):
-    """State that an engine keeps between epochs, for example an exchange with messages of an earlier epoch."""
+    """State that an engine keeps between epochs, for example an exchange with messages of an earlier epoch. Defaults:
+    nothing is in flight between epochs, nothing is saved."""
 
     @property
     def nbytes(self) -> int:
@@ -65,26 +66,13 @@ class Stateful(Protocol):
 
     def drain(self) -> None:
         """Finish messages in flight without changing any result. Collective."""
-        ...
 
     def state_dict(self) -> StateDict:
         """Return a tree as in `Engine.state_dict`; call `drain` first."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None: ...
-
-
-class Unsaved:
-    """A Stateful with only a byte count: nothing is in flight between epochs, nothing is saved."""
-
-    def drain(self) -> None:
-        """Do nothing: nothing is in flight."""
-
-    def state_dict(self) -> StateDict:
         return {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Do nothing: nothing was saved."""
+        """Load a state of `state_dict`."""
 
 
 def trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
@@ -215,19 +203,6 @@ class Engine(Protocol):
         ...
 
 
-@runtime_checkable
-class Capturable(Engine, Protocol):
-    """An engine with epochs that a CUDA graph can capture: device work depends only on keys and numbers in tensors."""
-
-    def launch_epoch(self, epoch: int, optimizer: Stepper, keys: KeyTable) -> Tensor:
-        """Run `train_epoch` without reading anything back to the host. Return the loss, shape [].
-
-        With `keys` and the optimizer's numbers filled in, the launched work is that of any other epoch and uses the
-        same tensors, apart from temporaries. The first epochs may prepare state for later ones.
-        """
-        ...
-
-
 class PassGraph(Protocol):
     """A Graph for any pass."""
 
@@ -286,6 +261,12 @@ class FlatEngine(EngineDefaults):
         return self.step(self.reduced_gradient(epoch), optimizer, keep_gradient=keep_gradient)
 
     def launch_epoch(self, epoch: int, optimizer: Stepper, keys: KeyTable) -> Tensor:
+        """Run `train_epoch` without reading anything back to the host, so that a CUDA graph can hold it if the strategy
+        can be captured. Return the loss, shape [].
+
+        With `keys` and the optimizer's numbers filled in, the launched work is that of any other epoch and uses the
+        same tensors, apart from temporaries. The first epochs may prepare state for later ones.
+        """
         with self._comm.clock("compute"):
             optimizer.zero_grad()
         bucket = self.reduced_gradient(epoch, keys)

@@ -56,19 +56,19 @@ def watch(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Pair]:
     Other weights have no factors: read by another product (X W, alpha X W^T), by several, or with a gradient hook.
     """
     names = {id(weight): name for name, weight in weights.items() if not _of(weight, "_backward_hooks")}
-    readers: dict[str, list[Tensor | None]] = {}  # X of each product, None for any other node
-    kept: dict[str, Node] = {}
+    readers: dict[str, list[tuple[Node, Tensor | None]]] = {}  # with X of a product, None for any other node
     for node in _nodes(loss.grad_fn):
         if node.name() != "TBackward0":
             for place, (following, _) in enumerate(node.next_functions):
-                if (name := names.get(id(_variable(following)))) is not None:
-                    transposed = following is not None and following.name() == "TBackward0"
-                    readers.setdefault(name, []).append(_input(node, place, transposed=transposed))
-                    kept[name] = node
+                transposed = following is not None and following.name() == "TBackward0"
+                following = following.next_functions[0][0] if following is not None and transposed else following
+                name = names.get(id(None if following is None else _of(following, "variable")))
+                if name is not None:
+                    readers.setdefault(name, []).append((node, _input(node, place, transposed=transposed)))
     found: dict[str, Pair] = {}
-    for name, inputs in readers.items():
-        if len(inputs) == 1 and (x := inputs[0]) is not None:
-            kept[name].register_prehook(_keep(found, name, x))
+    for name, [(node, x), *others] in readers.items():
+        if x is not None and not others:
+            node.register_prehook(_keep(found, name, x))
     return found
 
 
@@ -90,14 +90,6 @@ def _nodes(last: Node | None) -> Iterator[Node]:
             seen.add(node)
             todo += [following for following, _ in node.next_functions]
             yield node
-
-
-def _variable(node: Node | None) -> Tensor | None:
-    """Return the parameter that a node accumulates into, also through a transposition."""
-    if node is not None and node.name() == "TBackward0":
-        node = node.next_functions[0][0]
-    found = None if node is None else _of(node, "variable")
-    return found if isinstance(found, Tensor) else None
 
 
 def _input(node: Node, place: int, *, transposed: bool) -> Tensor | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from gnnpar.codecs.adaptive.codec import with_edge_weights
-from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, FirstAndRest, Identity
+from gnnpar.codecs.codec import Codec, FirstAndRest, Identity
 from gnnpar.comm import CodedExchange
 from gnnpar.comm.rows import RowLists
+from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.cover import Exchanges, make_covers
 from gnnpar.parallel.edges import EdgeOrder, Overlap
@@ -22,10 +23,9 @@ E = TypeVar("E", bound=FlatEngine)
 
 def halo_engine(
     context: BuildContext,
+    strategy: CodedStrategy,
     *,
     overlap: Overlap,
-    codec: CodecConfig,
-    exactness: frozenset[Exactness],
     features_exact: bool,
     halo: Halo = "rows",
     policy: RowPolicy | None = None,
@@ -39,9 +39,10 @@ def halo_engine(
     `features_exact`: features that are sent once travel as they are. `crosses_epochs`: as for FlatEngine. `engine`: its
     class.
     """
+    exactness = strategy.exactness
     context = normalised_for(context, exactness)
     shard, model, comm, run = context.shard, context.model, context.comm, context.start
-    config, codecs, parts = with_edge_weights(codec, model), list[Codec](), dict[str, Stateful]()
+    config, codecs, parts = with_edge_weights(strategy.codec, model), list[Codec](), dict[str, Stateful]()
 
     def coded(lists: RowLists, name: str = "", *, values: bool = False) -> CodedExchange:
         """Return an exchange of the training view. `values`: the first operand goes by the codec, the others as they

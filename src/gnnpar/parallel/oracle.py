@@ -26,11 +26,9 @@ from gnnpar.placement import Plan
 class WithOracle(Protocol):
     """A strategy that can compute its own result on one device."""
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         """Return the training view of one device that holds the whole graph, equal to this strategy under `plan` to
-        rounding. Built once for a run: it may keep state between epochs. None if it has no oracle, as with a lossy
-        codec.
-        """
+        rounding, without a codec. Built once for a run: it may keep state between epochs."""
         ...
 
 

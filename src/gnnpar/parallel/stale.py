@@ -120,7 +120,7 @@ class StaleExchange(CodedExchange):
             for each in posted.like
         )
         kept = (t for by_peer in self._kept.values() for rows in by_peer.values() for t in rows)
-        return super().nbytes + flying + sum(t.numel() * t.element_size() for t in kept)
+        return super().nbytes + flying + sum(t.nbytes for t in kept)
 
     def state_dict(self) -> dict[Hashable, tuple[MessageTag, dict[int, Rows]]]:
         """Return the stored messages, and kept rows by tag."""

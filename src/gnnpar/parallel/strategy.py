@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -105,8 +105,8 @@ class Capabilities:
     ranks -> the settings of this strategy that need less memory. `pair_loss`: a rank has the output rows of all its
     nodes at once, as losses of node pairs need. `clusters`: the number of non-empty clusters that it cuts the graph
     into. `row_order`: the rows of a part may stand in any order. `captured`: device work differs between epochs only in
-    keys and numbers held in tensors (`Capturable`), so a CUDA graph may hold an epoch. `learned_features`: a rank reads
-    other nodes' features only through the folds of layers, which return gradients.
+    keys and numbers held in tensors, so a CUDA graph may hold an epoch (`FlatEngine.launch_epoch`). `learned_features`:
+    a rank reads other nodes' features only through the folds of layers, which return gradients.
     """
 
     max_ranks: int | None = None
@@ -132,12 +132,10 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """Facts of a layer's aggregation for display. `mode`: one word. `how`: its messages and their timing, if any.
-    `settings`: its values, by the field of the strategy."""
+    """Facts of a layer's aggregation for display. `mode`: one word. `how`: its messages and their timing, if any."""
 
     mode: str
     how: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 class Strategy(Protocol):

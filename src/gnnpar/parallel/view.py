@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, MessageTag
+from gnnpar.comm.communicator import Phase
 from gnnpar.files import StateDict
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows, chosen, widened
@@ -36,7 +37,7 @@ class FeatureCache:
     @property
     def nbytes(self) -> int:
         halo = () if self.halo is None else (self.halo,)
-        return sum(t.numel() * t.element_size() for t in (*halo, *self.folds.values()))
+        return sum(t.nbytes for t in (*halo, *self.folds.values()))
 
     def drain(self) -> None:
         """Do nothing: nothing is in flight."""
@@ -147,6 +148,10 @@ class View(OwnRows):
         """Return the number of this aggregation within its layer."""
         call, self._calls = self._calls, self._calls + 1
         return call
+
+    def message_tag(self, call: int, phase: Phase) -> MessageTag:
+        """Return the tag of a message: its bytes are counted by it, and a codec's random numbers keyed."""
+        return MessageTag(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def _constant(self, agg: Aggregator, src: Rows) -> bool:
         return self.layer == 0 and agg.linear and isinstance(src, Source) and src.constant

@@ -46,6 +46,9 @@ class Memory:
     history: float = 0.0
     transient: float = 0.0
 
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(**{name: value + vars(other)[name] for name, value in vars(self).items()})
+
     @property
     def total(self) -> float:
         return _SAFETY * sum(asdict(self).values())

@@ -14,7 +14,7 @@ from torch import Tensor, cuda, nn
 from gnnpar.comm import Communicator
 from gnnpar.comm.ledger import EpochTraffic
 from gnnpar.models.pyg.nested import python_state
-from gnnpar.parallel.engine import Capturable, EpochReport
+from gnnpar.parallel.engine import EpochReport, FlatEngine
 from gnnpar.parallel.keys import KeyTable
 from gnnpar.settings import Stepper
 from gnnpar.training.result.result import WARMUP_EPOCHS
@@ -45,7 +45,7 @@ class CapturedEpochs:
     """
 
     def __init__(self, engine: object, optimizer: Stepper, comm: Communicator, seed: int, model: nn.Module) -> None:
-        if not isinstance(engine, Capturable):
+        if not isinstance(engine, FlatEngine):
             raise TypeError(
                 f"{type(engine).__name__} has no launch_epoch, and its strategy declares captured=True; add it, or "
                 "declare captured=False"

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gnnpar.codecs.codec import Identity
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import Labels, TaskConfig, make_task
 from gnnpar.files import JsonDict
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pairs import with_scorer
+from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.needs import check_first_layer, orders_rows, refuse, refuse_edge_data
@@ -258,12 +260,14 @@ class _Oracle(Single):
         return engine
 
     def engine(self, context: BuildContext) -> Engine | None:
-        """Return the oracle's engine, or None if the configured strategy has none."""
-        if isinstance(self.strategy, WithOracleEngine):
-            return self.strategy.oracle_engine(self.parts, context)
-        view = self.strategy.oracle(self.parts, context.shard, seed=context.seed)
-        exact = WholeGraph(context.shard, context.start)
-        return None if view is None else FlatEngine(context, view=view, exact=exact)
+        """Return the oracle's engine, or None if the configured strategy has none: with a codec there is none."""
+        strategy = self.strategy
+        if isinstance(strategy, WithOracleEngine):
+            return strategy.oracle_engine(self.parts, context)
+        if isinstance(strategy, CodedStrategy) and not isinstance(strategy.codec, Identity):
+            return None
+        view = strategy.oracle(self.parts, context.shard, seed=context.seed)
+        return FlatEngine(context, view=view, exact=WholeGraph(context.shard, context.start))
 
 
 def _oracle_case(

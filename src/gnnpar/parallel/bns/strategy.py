@@ -64,9 +64,7 @@ class BoundarySampling(CodedStrategy, Declares):
     def exact_limit(self) -> BoundarySampling:
         return replace(self, rate=1.0, codec=Identity())
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return SampledWhole(whole, Pass(seed), part_of=plan.part_of, rate=self.rate)
 
     def declared(self) -> Declaration:
@@ -77,18 +75,11 @@ class BoundarySampling(CodedStrategy, Declares):
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{self.rate:g} of the boundary rows, {name_of(self.codec)}, overlap {self.overlap}"
-        settings = {"rate": self.rate, "codec": self.codec, "overlap": self.overlap}
-        return (LayerFacts(mode="sampled halo", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="sampled halo", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         if self.rate == 1:
-            return halo_engine(
-                context,
-                overlap=self.overlap,
-                codec=self.codec,
-                exactness=self.exactness,
-                features_exact="quantized" in self.exactness,
-            )
+            return halo_engine(context, self, overlap=self.overlap, features_exact="quantized" in self.exactness)
         config = with_edge_weights(self.codec, context.model)
 
         def codec_of(lists: RowLists) -> Codec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Self
 
 import torch
@@ -13,74 +12,58 @@ from torch import Tensor
 from gnnpar.codecs.codec import Codec
 from gnnpar.comm import CodedExchange, RowLists
 from gnnpar.folds.aggregator import Aggregator
-from gnnpar.folds.block import Block, Rows, chosen
-from gnnpar.graph import InEdges, Message
+from gnnpar.folds.block import Block, Rows
+from gnnpar.graph import Message
 from gnnpar.parallel.bns.sample import Reweighted, kept, sampled
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass, Source
 from gnnpar.parallel.view import View, edge_order, rows_left
-from gnnpar.parallel.whole import fold_block
-from gnnpar.partition.shard import Shard, edges_by_id
+from gnnpar.parallel.whole import fold_all_edges, fold_block
+from gnnpar.partition.shard import Shard
 
 
 @dataclass(eq=False)
 class SampledWhole(View):
     """The oracle on one device: the masks of the epoch drop or weight edges between parts.
 
-    The whole graph in two blocks, of edges with weight 1 and of edges with weight 1 / rate.
+    `shard`: in a pass, only the edges that a part reads; `pieces`: of these, the edges with weight 1 and those with
+    weight 1 / rate.
     """
 
     part_of: Tensor = field(kw_only=True)  # [N]
     rate: float = field(kw_only=True)
+    pieces: tuple[Block, ...] = field(default=(), kw_only=True)
 
-    @cached_property
-    def _edges(self) -> tuple[Tensor, Tensor]:
-        """Return (edges within a part, edges between parts with a drawn source), [E] bool each."""
-        whole = self.shard.inner
+    def during(self, run: Pass) -> Self:
+        whole, ids = self.shard.inner, self.shard.node_ids
         src, dst_part = whole.indices.long(), self.part_of[whole.edge_dst]
         within, drawn = self.part_of[src] == dst_part, torch.zeros_like(dst_part, dtype=torch.bool)
         for reader in range(int(self.part_of.max()) + 1):
-            masks = kept(self.shard.node_ids, rate=self.rate, seed=self.run.seed, epoch=self.run.epoch, reader=reader)
+            masks = kept(ids, rate=self.rate, seed=run.seed, epoch=run.epoch, reader=reader)
             drawn |= (dst_part == reader) & masks[src]
-        return within, drawn & ~within
+        every, *pieces = (
+            replace(whole.restrict(edges, compress=False), src_ids=ids)
+            for edges in (within | drawn, within, drawn & ~within)
+        )
+        shard = replace(self.shard, inner=every)
+        if shard.edge_attr is not None:
+            shard = replace(shard, edge_attr=rows_left(self.shard, edge_order(shard)))
+        return replace(super().during(run), shard=shard, pieces=tuple(pieces))
 
-    @property
-    def edge_ids(self) -> Tensor:
-        ids = self._block(self._edges[0] | self._edges[1]).edge_ids
-        assert ids is not None
-        return ids.sort().values
-
-    @property
-    def in_edges(self) -> InEdges:
-        block = self._block(self._edges[0] | self._edges[1])
-        return edges_by_id(block.edges, block.indices.long(), block.edge_dst)
-
-    @property
-    def edge_attr(self) -> Tensor | None:
-        return None if self.shard.edge_attr is None else rows_left(self.shard, self.edge_ids)
-
-    @property
-    def edge_type(self) -> Tensor | None:
-        return chosen(self.shard.edge_type, torch.searchsorted(edge_order(self.shard), self.edge_ids))
-
-    def aggregate(self, agg: Aggregator, src: Rows, dst: Rows = (), edge: Rows = (), shared: Rows = ()) -> Tensor:
-        within, drawn = self._edges
+    def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         if not agg.summed:
-            return self._fold(agg, within | drawn, src, dst, edge, shared)
-        inner = self._fold(agg, within, src, dst, edge, shared)
-        return inner + self._fold(agg, drawn, src, dst, edge, shared) / self.rate if bool(drawn.any()) else inner
+            return fold_all_edges(agg, self.shard.inner, src, dst, edge, shared)
+        within, drawn = self.pieces
+        total = self._piece(agg, within, src, dst, edge, shared)
+        return total + self._piece(agg, drawn, src, dst, edge, shared) / self.rate if drawn.num_edges else total
 
-    def _fold(self, agg: Aggregator, edges: Tensor, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-        block = self._block(edges)
+    def _piece(self, agg: Aggregator, block: Block, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         if edge:
             assert block.edge_ids is not None
             place = torch.searchsorted(self.edge_ids, block.edge_ids)
             edge = tuple(rows[place] for rows in edge)
         return fold_block(agg, block, src, dst, edge, shared)
-
-    def _block(self, edges: Tensor) -> Block:
-        return replace(self.shard.inner.restrict(edges, compress=False), src_ids=self.shard.node_ids)
 
 
 @dataclass(eq=False)
@@ -94,8 +77,7 @@ class Drawn:
     def nbytes(self) -> int:
         if self.shard is None:
             return 0
-        lists = sum(i.numel() * i.element_size() for i in self.shard.boundary.values())
-        return lists + sum(block.nbytes for block in self.shard.halo.values())
+        return sum(each.nbytes for each in (*self.shard.boundary.values(), *self.shard.halo.values()))
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,39 +20,11 @@ from torch import Tensor
 from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, RowLike, RowLists
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows
-from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.blocks import walk
-from gnnpar.parallel.broadcast import BroadcastGraph
+from gnnpar.parallel.broadcast import BroadcastGraph, Grid
+from gnnpar.parallel.edges import Edges, in_edges
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.partition.shard import Shard
-
-
-class Grid(NamedTuple):
-    """A grid of ranks. `copies`: c; c^2 divides the number of ranks."""
-
-    ranks: int
-    copies: int
-
-    def group(self, rank: int) -> range:
-        """Return the ranks of a rank's group: the parts with rows that it sums."""
-        first = rank // self.copies * self.copies
-        return range(first, first + self.copies)
-
-    def column(self, rank: int) -> int:
-        return rank % self.copies
-
-    @property
-    def stages(self) -> int:
-        """Return the parts that a rank reads, one for each stage."""
-        return self.ranks // self.copies
-
-    def source(self, column: int, stage: int) -> int:
-        """Return the part that a column reads in a stage."""
-        return column * self.stages + stage
-
-    def readers(self, part: int) -> range:
-        """Return the ranks that read the rows of a part: a column."""
-        return range(part // self.stages, self.ranks, self.copies)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +54,7 @@ class Pieces:
 
     @property
     def nbytes(self) -> int:
-        ids = sum(t.numel() * t.element_size() for t in self.ids.values())
-        return ids + sum(block.nbytes for block in self.blocks.values())
+        return sum(held.nbytes for held in (*self.ids.values(), *self.blocks.values()))
 
     def row_lists(self) -> tuple[RowLists, RowLists]:
         """Return the lists of rows sent to a column, and of partial sums sent to the owners of their rows."""
@@ -100,48 +71,33 @@ class Pieces:
 def pieces_of(shard: Shard, comm: Communicator, copies: int) -> Pieces:
     """Return the pieces. Collective. Not counted, as part of the set-up."""
     grid, me = Grid(comm.size, copies), comm.rank
-    host = torch.device("cpu")
-    mine = {q: block.to(host) for q, block in {shard.part: shard.inner, **shard.halo}.items()}
-    everyone = comm.broadcast(comm.gather((shard.node_ids.cpu(), mine)))
-    assert everyone is not None
+    everyone = comm.all_gather((shard.node_ids.cpu(), in_edges(shard)))
     ids = [node_ids for node_ids, _ in everyone]
-    read = [grid.source(grid.column(me), stage) for stage in range(grid.stages)]
-    there = {q: _stacked([(ids[p], everyone[p][1].get(q)) for p in grid.group(me)], ids[q]) for q in read}
-    held = {q: ids[q].to(comm.device) for q in {*read, *grid.group(me)}}
-    return Pieces(grid, me, {q: block.to(comm.device) for q, block in there.items()}, held)
+    src, dst, data = Edges.cat([everyone[p][1] for p in grid.group(me)])
+    rows = torch.cat([ids[p] for p in grid.group(me)])
+    row, column = torch.full((2, shard.num_nodes), -1)
+    row[rows] = torch.arange(len(rows))
+    blocks: dict[int, Block] = {}
+    for q in (grid.source(grid.column(me), stage) for stage in range(grid.stages)):
+        column.fill_(-1)
+        column[ids[q]] = torch.arange(len(ids[q]))
+        read = column[src] >= 0
+        blocks[q] = Block.from_edges(
+            row[dst[read]],
+            column[src[read]],
+            num_dst=len(rows),
+            num_src=len(ids[q]),
+            src_ids=ids[q],
+            edges=data.at(read),
+            compress=True,
+        ).to(comm.device)
+    return Pieces(grid, me, blocks, {q: ids[q].to(comm.device) for q in {*blocks, *grid.group(me)}})
 
 
 def without_edges(shard: Shard) -> Shard:
     """Return a shard's rows without edges; the edges are in the pieces of its group."""
     inner = shard.inner.restrict(torch.zeros_like(shard.inner.indices, dtype=torch.bool))
     return replace(shard, inner=inner, halo={}, boundary={}, halo_in_degree=shard.in_degree[:0], halo_in_weight=None)
-
-
-def _stacked(pieces: list[tuple[Tensor, Block | None]], columns: Tensor) -> Block:
-    """Return the in-edges of several parts from one part, with stacked rows. Shapes: columns [N_q] global ids,
-    ascending."""
-    dsts: list[Tensor] = [columns[:0]]
-    srcs: list[Tensor] = [columns[:0]]
-    held: list[EdgeData] = []
-    start = 0
-    for ids, block in pieces:
-        if block is not None:
-            assert block.src_ids is not None or block.num_src == len(columns)
-            place = None if block.src_ids is None else torch.searchsorted(columns, block.src_ids)
-            src = block.indices.long()
-            dsts.append(block.edge_dst + start)
-            srcs.append(src if place is None else place[src])
-            held.append(replace(block.edges, ids=None))
-        start += len(ids)
-    return Block.from_edges(
-        torch.cat(dsts),
-        torch.cat(srcs),
-        num_dst=start,
-        num_src=len(columns),
-        src_ids=columns,
-        edges=EdgeData.cat(held),
-        compress=True,
-    )
 
 
 def refuse_fold(name: str, layer: int, copies: int, *, linear: bool) -> None:
@@ -168,30 +124,13 @@ class ReplicatedGraph(BroadcastGraph):
     def num_rows(self) -> int:
         return self.pieces.num_rows
 
-    @property
-    def grid(self) -> Grid:
-        return self.pieces.grid
-
-    @property
-    def num_stages(self) -> int:
-        return self.grid.stages
-
-    @property
-    def first(self) -> int:
-        return self.grid.source(self.grid.column(self.rank), 0)
-
-    @property
-    def readers(self) -> list[int]:
-        return [p for p in self.grid.readers(self.rank) if p != self.rank]
-
     def block(self, part: int) -> Block:
         return self.pieces.blocks[part]
 
     @property
     def others(self) -> list[int]:
         """Return the other ranks of the group, the next one first."""
-        group = self.grid.group(self.rank)
-        return [group[(self.rank - group[0] + step) % len(group)] for step in range(1, len(group))]
+        return self.grid.others(self.grid.group(self.rank), self.rank)
 
     def exactly(self) -> Self:
         return self if self.home_once is None else replace(super().exactly(), home=self.home_once)

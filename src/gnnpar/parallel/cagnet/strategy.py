@@ -19,8 +19,8 @@ from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
 from gnnpar.parallel.base import HALO, CodedStrategy
-from gnnpar.parallel.broadcast import broadcast_engine
-from gnnpar.parallel.cagnet.grid import Grid, ReplicatedGraph, pieces_of, refuse_fold, without_edges
+from gnnpar.parallel.broadcast import Grid, broadcast_engine
+from gnnpar.parallel.cagnet.grid import ReplicatedGraph, pieces_of, refuse_fold, without_edges
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.edges import EdgeOrder
@@ -104,14 +104,13 @@ class Cagnet(CodedStrategy, Proposes):
         return [{"replication": copies, "bits": bits} for copies in grids for bits in (32, 16)]
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        settings = {"codec": self.codec, "prefetch": self.prefetch, "replication": self.replication}
         how = f"{name_of(self.codec)}, {self.prefetch} parts ahead"
         how += f", in-edges of {self.replication} parts shared" if self.replication > 1 else ""
-        return (LayerFacts(mode="broadcast", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="broadcast", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         if self.replication == 1:
-            return broadcast_engine(context, codec=self.codec, exactness=self.exactness, prefetch=self.prefetch)
+            return broadcast_engine(context, self, prefetch=self.prefetch)
         context = normalised_for(context, self.exactness)
         shard, model, comm = context.shard, context.model, context.comm
         for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
@@ -130,6 +129,7 @@ class Cagnet(CodedStrategy, Proposes):
             exchange=rows,
             edges=EdgeOrder(context.shard, "none"),
             home=home,
+            grid=pieces.grid,
             prefetch=self.prefetch,
             once=None if "exact" in self.exactness else exact_rows,
             home_once=None if "exact" in self.exactness else exact_home,

@@ -26,10 +26,10 @@ from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut_nodes, whole_of
 from gnnpar.placement import Plan, Topology
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
+from gnnpar.pricing.memory import held_to_evaluate
+from gnnpar.pricing.price import Price, Traffic, ring_bytes
 from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.steps import Step
-from gnnpar.pricing.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,12 @@ class CoFree(Declares):
         structure = [m.structure for m in live.memory(whole)]
         masks = self.masks if self.drop_edge else 0
         held = [replace(m, structure=s + masks * m.structure) for m, s in zip(price.memory, structure, strict=True)]
-        return replace(price, memory=tuple(_with_own(own, p, each) for p, each in enumerate(held)))
+        return replace(price, memory=tuple(each + held_to_evaluate(own, p) for p, each in enumerate(held)))
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"nothing is sent; losses weighted by {self.reweight}, degrees of the {self.degrees}"
         how += f", {self.drop_edge:g} of the edges missing, {self.masks} masks" if self.drop_edge else ""
-        return (LayerFacts(mode="own edges", how=how, settings=dict(vars(self))),) * plan.num_layers
+        return (LayerFacts(mode="own edges", how=how),) * plan.num_layers
 
     def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
         """Return an engine with all parts on one device, as a graph without edges between them."""
@@ -133,11 +133,3 @@ class _OneRank(CoFree):
     @property
     def exactness(self) -> frozenset[Exactness]:
         return frozenset[Exactness]({"exact"})
-
-
-def _with_own(work: Work, p: int, held: Memory) -> Memory:
-    """Add the memory of the part of nodes that a rank holds in addition to its copies, for evaluation."""
-    nodes, halo = work.parts.nodes[p], sum(work.parts.halo[p])
-    blocks = 4.0 * work.parts.edges(p) + 12.0 * nodes + 8.0 * (halo + work.parts.sent(p))  # without gradients
-    features = nodes * (4.0 * work.ir.in_dim + 20.0)
-    return replace(held, structure=held.structure + blocks, features=held.features + features)

@@ -97,9 +97,7 @@ class Digest(CodedStrategy, Proposes):
                 f"weights to its end; set it to {epochs} or less, or raise epochs"
             )
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=Refreshed(self.period, self.gradients))
 
     def declared(self) -> Declaration:
@@ -111,16 +109,15 @@ class Digest(CodedStrategy, Proposes):
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
         how = f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"
-        return (LayerFacts(mode="halo table", how=how, settings=dict(vars(self))),) * plan.num_layers
+        return (LayerFacts(mode="halo table", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(
             context,
+            self,
             overlap=self.overlap,
-            codec=self.codec,
             halo=self.halo,
             policy=Refreshed(self.period, self.gradients),
             kept="table",
-            exactness=self.exactness,
             features_exact="exact" not in self.exactness,
         )

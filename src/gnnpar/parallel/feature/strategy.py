@@ -58,8 +58,7 @@ class FeatureParallel(CodedStrategy, Proposes):
         return Declaration(family="feature", step=Step("columns", groups=Regrouped.by_columns), sent=_sent)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        how = f"{name_of(self.codec)}, two all-to-alls"
-        return (LayerFacts(mode="columns", how=how, settings={"codec": self.codec}),) * plan.num_layers
+        return (LayerFacts(mode="columns", how=f"{name_of(self.codec)}, two all-to-alls"),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         context = normalised_for(context, self.exactness)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
-from gnnpar.comm.communicator import Phase
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.blocks import split_operands
+from gnnpar.parallel.edges import Edges, in_edges
 from gnnpar.parallel.torch_types import Context, apply
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
@@ -79,16 +79,7 @@ class Slices:
 
     def like(self, like: Sequence[RowLike], rank: int) -> tuple[RowLike, ...]:
         """Return `rows` of operands of these shapes."""
-        return tuple(each if i in self.whole else self._like(each, rank) for i, each in enumerate(like))
-
-    def _like(self, each: RowLike, rank: int) -> RowLike:
-        first, last = self.span(rank)
-        share = last - first
-        if self.how == "columns":
-            return each._replace(shape=(share,))
-        if self.how == "heads":
-            return each._replace(shape=(share, *each.shape[1:]))
-        return each._replace(shape=(*each.shape[:-1], share))
+        return RowLike.of(self.rows(tuple(each.empty(0) for each in like), rank))
 
 
 def slices_of(agg: Aggregator, src: Sequence[RowLike], num_dst: int, ranks: int, layer: int) -> Slices:
@@ -118,37 +109,24 @@ class Structure:
 
     @property
     def nbytes(self) -> int:
-        return self.block.nbytes + sum(t.numel() * t.element_size() for t in self.ids)
+        return sum(held.nbytes for held in (self.block, *self.ids))
 
 
 def structure_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Structure:
     """Return the structure of all parts. Collective. Not counted, as part of the set-up. Edges are in the order of
     (destination, source)."""
-    pieces = [(shard.inner, shard.node_ids), *((b, b.src_ids) for b in shard.halo.values())]
-    src: list[Tensor] = []
-    dst: list[Tensor] = []
-    held: list[EdgeData] = []
-    for block, columns in pieces:
-        assert columns is not None
-        src.append(columns[block.indices.long()])
-        dst.append(shard.node_ids[block.edge_dst])
-        held.append(block.edges if edge_ids else replace(block.edges, ids=None))
-    ends = torch.stack([torch.cat(src), torch.cat(dst)]).cpu()
-    everyone = comm.broadcast(comm.gather((ends, EdgeData.cat(held).to(ends.device), shard.node_ids.cpu())))
-    assert everyone is not None
-    all_src, all_dst = torch.cat([each for each, _, _ in everyone], dim=1)
-    data = EdgeData.cat([each for _, each, _ in everyone])
-    order = torch.argsort(all_dst * shard.num_nodes + all_src, stable=True) if data.ids is None else data.ids.argsort()
+    everyone = comm.all_gather((in_edges(shard, ids=edge_ids), shard.node_ids.cpu()))
+    src, dst, data = Edges.cat([edges for edges, _ in everyone])
+    order = torch.argsort(dst * shard.num_nodes + src, stable=True) if data.ids is None else data.ids.argsort()
     block = Block.from_edges(
-        all_dst[order],
-        all_src[order],
+        dst[order],
+        src[order],
         num_dst=shard.num_nodes,
         num_src=shard.num_nodes,
         src_ids=torch.arange(shard.num_nodes),
         edges=data.at(order),
     )
-    nodes = [ids for _, _, ids in everyone]
-    return Structure(block.to(comm.device), tuple(t.to(comm.device) for t in nodes))
+    return Structure(block.to(comm.device), tuple(ids.to(comm.device) for _, ids in everyone))
 
 
 def row_lists(structure: Structure, me: int) -> tuple[RowLists, RowLists]:
@@ -192,9 +170,6 @@ class FeatureGraph(View):
     def own_ids(self) -> Tensor:
         """Return the global ids [N_P] of this rank's rows, which are their positions in a table."""
         return self.structure.ids[self.rank]
-
-    def message_tag(self, call: int, phase: Phase) -> MessageTag:
-        return MessageTag(self.run.epoch, self.layer, call, phase if self.run.counted else "evaluate")
 
     def fold(self, agg: Aggregator, call: int, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
         if self.ranks == 1:

@@ -94,15 +94,13 @@ class GraphParallel(CodedStrategy, Proposes):
         how = f"{name_of(self.codec)}, overlap {self.overlap}"
         how += "" if self.halo == "rows" else f", halo {self.halo}"
         how += "" if self.reduce == "sum" else ", gradients of weights by factors"
-        settings = {"codec": self.codec, "overlap": self.overlap, "halo": self.halo, "reduce": self.reduce}
-        return (LayerFacts(mode="halo", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="halo", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(
             context,
+            self,
             overlap=self.overlap,
-            codec=self.codec,
-            exactness=self.exactness,
             halo=self.halo,
             features_exact="quantized" in self.exactness,
             engine=FlatEngine if self.reduce == "sum" else FactorEngine,

@@ -98,9 +98,7 @@ class PipeGCN(CodedStrategy, Proposes):
         smooth: dict[Phase, bool] = {"forward": self.smooth_features, "backward": self.smooth_gradients}
         return Late(self.staleness, {phase: self.decay for phase, on in smooth.items() if on})
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return StaleWhole(whole, Pass(seed), part_of=plan.part_of, policy=self.policy)
 
     def declared(self) -> Declaration:
@@ -118,17 +116,16 @@ class PipeGCN(CodedStrategy, Proposes):
         smoothed = [name for name in ("features", "gradients") if vars(self)[f"smooth_{name}"]]
         how = f"{name_of(self.codec)}, {self.staleness} epochs late"
         how += f", means of {' and '.join(smoothed)} with decay {self.decay:g}" if smoothed else ""
-        return (LayerFacts(mode="late halo", how=how, settings=dict(vars(self))),) * plan.num_layers
+        return (LayerFacts(mode="late halo", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(
             context,
+            self,
             overlap=self.overlap,
-            codec=self.codec,
             halo=self.halo,
             policy=self.policy if self.staleness else None,
             kept="late",
-            exactness=self.exactness,
             features_exact="exact" not in self.exactness,
             crosses_epochs=self.staleness > 0,
         )

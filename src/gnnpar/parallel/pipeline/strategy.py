@@ -192,12 +192,10 @@ class GNNPipe(CodedStrategy):
         return Plan(Placement(mesh.ranks, part_of, chunk_of, layers_of), hashes=hashes, statistics=statistics)
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        settings: dict[str, object] = {"boundary": self.boundary, "overlap": "none"}
         how = f"chunks, boundary {name_of(self.boundary)}"
         if plan.num_parts > 1:
-            settings["codec"] = self.codec
             how += f", halo {name_of(self.codec)}"
-        return (LayerFacts(mode="chunk", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="chunk", how=how),) * plan.num_layers
 
     def schedule(self, stages: int, slots: int, *, virtual: int = 1) -> Schedule:
         """Return forwards and backwards of every rank. Override it for your own schedule

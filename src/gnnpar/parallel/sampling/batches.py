@@ -6,8 +6,8 @@ A rank's batch depends only on (seed, epoch, step, rank), so worker processes th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TypedDict
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ Hops = Sequence[int]  # number of aggregations of each layer
 ORDER, DRAW, ESTIMATE = 1, 2, 4  # the use of a key; 3 is the engine's masks
 
 
-class Shared(TypedDict):
+class Shared(NamedTuple):
     """Settings of all batches; every step is dealt out over `ranks`."""
 
     normalize: Normalize
@@ -38,11 +38,7 @@ class Batches:
     """This rank's subgraph of every step. Picklable."""
 
     graph: Replica
-    _: KW_ONLY
-    normalize: Normalize
-    seed: int
-    rank: int
-    ranks: int
+    shared: Shared
 
     def __post_init__(self) -> None:
         # rows stay with the engine: a spawned worker would get a copy of them
@@ -76,7 +72,6 @@ class SeedBatches(Batches):
     all."""
 
     sampler: Sampler
-    _: KW_ONLY
     batch_size: int | None
     _shuffled: tuple[int, Tensor] | None = field(default=None, init=False)
 
@@ -94,13 +89,14 @@ class SeedBatches(Batches):
         """Return this rank's seeds, [s]."""
         epoch, step = at
         if self._shuffled is None or self._shuffled[0] != epoch:
-            self._shuffled = epoch, self.graph.train[shuffled(self.total, self.seed, epoch)]
+            self._shuffled = epoch, self.graph.train[shuffled(self.total, self.shared.seed, epoch)]
         first = step * self._size
-        return self._shuffled[1][first : first + self.size(at)][self.rank :: self.ranks]
+        return self._shuffled[1][first : first + self.size(at)][self.shared.rank :: self.shared.ranks]
 
     def __getitem__(self, at: At) -> Subgraph:
-        key = fold_key(self.seed, *at, self.rank, DRAW)
-        return subgraph_of(self.sampler.draw(self.seeds(at), key), self.graph, self.normalize)
+        shared = self.shared
+        key = fold_key(shared.seed, *at, shared.rank, DRAW)
+        return subgraph_of(self.sampler.draw(self.seeds(at), key), self.graph, shared.normalize)
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class Neighbours:
         outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
         by_hop = [self.fanout[min(layer, len(self.fanout) - 1)] for layer in outwards]
         sampler, drawn_by = sampler_of(graph.edges, by_hop, self.body)
-        return SeedBatches(graph, sampler, batch_size=self.batch_size, **shared), drawn_by
+        return SeedBatches(graph, shared, sampler, self.batch_size), drawn_by
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:

@@ -9,7 +9,7 @@ drawn anew in every epoch, as PyG's RandomNodeLoader draws it. Specification: do
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,12 +24,10 @@ from gnnpar_kernels import fold_key
 
 @dataclass(eq=False)
 class ClusterBatches(Batches):
-    """Every cluster is in one step of an epoch. `per_step`: clusters of a step, dealt out over the ranks. `drawn`:
-    number of clusters of about equal size, drawn anew in every epoch; None: the clusters of `graph.cluster_of`."""
+    """Every cluster is in one step of an epoch; the clusters of a step are dealt out over the ranks. `hops`: of the
+    model. Clusters are those of `graph.cluster_of`, or random ones of about equal size."""
 
-    _: KW_ONLY
-    drawn: int | None
-    per_step: int
+    clusters: Clusters
     hops: int
 
     def __post_init__(self) -> None:
@@ -42,7 +40,7 @@ class ClusterBatches(Batches):
         return self._held[1].nbytes + self._induced.nbytes
 
     def __len__(self) -> int:
-        return -(-len(self._held[2]) // self.per_step)
+        return -(-len(self._held[2]) // self.clusters.per_step)
 
     def size(self, at: At) -> int:
         *_, train = self._clusters(at[0])
@@ -50,29 +48,29 @@ class ClusterBatches(Batches):
 
     def __getitem__(self, at: At) -> Subgraph:
         _, nodes, sizes, _ = self._clusters(at[0])
-        mine, first = self._of_step(at)[self.rank :: self.ranks], sizes.cumsum(0) - sizes
+        mine, first = self._of_step(at)[self.shared.rank :: self.shared.ranks], sizes.cumsum(0) - sizes
         nodes = nodes[ranges(first[mine], sizes[mine], int(sizes[mine].sum()))]
-        return subgraph_of(self._induced.of(nodes), self.graph, self.normalize)
+        return subgraph_of(self._induced.of(nodes), self.graph, self.shared.normalize)
 
     def _of_step(self, at: At) -> Tensor:
         """Return the clusters of a step, of all ranks."""
         epoch, step = at
-        order = shuffled(len(self._held[2]), self.seed, epoch)
-        return order[step * self.per_step : (step + 1) * self.per_step]
+        order, count = shuffled(len(self._held[2]), self.shared.seed, epoch), self.clusters.per_step
+        return order[step * count : (step + 1) * count]
 
     def _clusters(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
         """Return `_cut` of the epoch. `held` is local, since a thread may draw while another asks for a size."""
         held = self._held
-        if self.drawn and held[0] != epoch:
+        if self.clusters.anew and held[0] != epoch:
             self._held = held = self._cut(epoch)
         return held
 
     def _cut(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
         """Return (epoch, nodes [N] sorted by cluster, nodes and training nodes per cluster [C])."""
         of_node = self.graph.cluster_of
-        if self.drawn:
-            rng = np.random.Generator(np.random.Philox(key=fold_key(self.seed, epoch, DRAW)))
-            of_node = torch.as_tensor(rng.permutation(len(self.graph.loops))) % self.drawn
+        if self.clusters.anew:
+            rng = np.random.Generator(np.random.Philox(key=fold_key(self.shared.seed, epoch, DRAW)))
+            of_node = torch.as_tensor(rng.permutation(len(self.graph.loops))) % self.clusters.number
         assert of_node is not None
         sizes, nodes = torch.bincount(of_node), torch.argsort(of_node, stable=True)
         return epoch, nodes, sizes, torch.bincount(of_node[self.graph.train], minlength=len(sizes))
@@ -104,6 +102,4 @@ class Clusters:
             )
 
     def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
-        drawn = self.number if self.anew else None
-        made = ClusterBatches(graph, drawn=drawn, per_step=self.per_step, hops=sum(hops), **shared)
-        return made, "uniform" if self.anew else "cluster"
+        return ClusterBatches(graph, shared, self, sum(hops)), "uniform" if self.anew else "cluster"

@@ -23,6 +23,7 @@ from gnnpar.parallel.sampling.replica import replica_of_dataset
 from gnnpar.parallel.sampling.view import SampledGraph
 from gnnpar.pricing.ir import Group, ModelIR
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.memory import held_to_evaluate
 from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.rates import Rates
@@ -63,19 +64,12 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
-    """Bytes of the whole graph, which every rank holds in addition to its part."""
-
-    features: float
-    structure: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class SampleStatistics:
-    """`by`: the package that draws."""
+    """`whole`: features and structure of the whole graph, which every rank holds in addition to its part. `by`: the
+    package that draws."""
 
     steps: tuple[Step, ...]
-    whole: Whole
+    whole: Memory
     by: str
 
     @property
@@ -116,7 +110,7 @@ def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
         for i, each in enumerate(tries)
     )
     whole = replace(graph, shared=ranks == 1)
-    held = Whole(features=whole.features_nbytes, structure=whole.structure_nbytes + batches.nbytes)
+    held = Memory(features=whole.features_nbytes, structure=whole.structure_nbytes + batches.nbytes)
     return SampleStatistics(steps=steps, whole=held, by=by)
 
 
@@ -161,7 +155,7 @@ def price_of(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
     return replace(epoch, traffic=Traffic(reduce=sent), notes=notes)
 
 
-def sampled_epoch(steps: Sequence[Step], work: Work, machine: Machine, whole: Whole) -> Price:
+def sampled_epoch(steps: Sequence[Step], work: Work, machine: Machine, whole: Memory) -> Price:
     """Price an epoch of steps. `work`: the graph in one part per rank, only for evaluation. Phase `sample`: drawing."""
     ranks, scale = work.parts.parts, max(r.scale for r in work.rates)
     count = num_steps(steps)
@@ -209,28 +203,14 @@ def _rows_of(group: Group, step: Step, layer: int) -> int:
     return step.rings[layer].rows if group.phase in ("begin", "transform") else step.rows_after(layer)
 
 
-def _memory(steps: Sequence[Step], work: Work, whole: Whole) -> tuple[Memory, ...]:
+def _memory(steps: Sequence[Step], work: Work, whole: Memory) -> tuple[Memory, ...]:
     """Return the peak memory of each rank over all steps."""
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
     ids, weighted = any(f.ids for f in ir.every_fold), steps[step].weighted
     sample = sum(_sample_bytes(ring, weighted=weighted, ids=ids) for ring in steps[step].rings)
-    per_rank: list[Memory] = []
-    for p, n in enumerate(work.parts.nodes):
-        halo, sent = sum(work.parts.halo[p]), work.parts.sent(p)
-        blocks = 4.0 * work.parts.edges(p) + 12.0 * n + 8.0 * (halo + sent)  # by destination alone, without gradients
-        per_rank.append(
-            Memory(
-                parameters=5 * _NUMBER * ir.params,
-                structure=whole.structure + blocks + sample,
-                features=whole.features + n * ir.in_dim * _NUMBER + n * 20.0,
-                saved=kept,
-                halo=0.0,
-                history=0.0,
-                transient=passing,
-            )
-        )
-    return tuple(per_rank)
+    held = whole + Memory(parameters=5 * _NUMBER * ir.params, structure=sample, saved=kept, transient=passing)
+    return tuple(held + held_to_evaluate(work, p) for p in range(work.parts.parts))
 
 
 def _sample_bytes(ring: Ring, *, weighted: bool, ids: bool) -> float:

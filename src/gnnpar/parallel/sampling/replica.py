@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.data.dataset import Dataset
+from gnnpar.parallel.edges import in_edges
 from gnnpar.parallel.sampling.neighbours import InEdges
 from gnnpar.partition.shard import Shard
 
@@ -47,7 +48,7 @@ class Replica:
 
 
 def _nbytes(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+    return sum(t.nbytes for t in tensors if t is not None)
 
 
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
@@ -55,10 +56,8 @@ def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
     alone = comm.size == 1
     clusters = shard.node_ids[:0] if shard.chunk_of is None else shard.chunk_of
     rows = (shard.node_ids, shard.train_mask, shard.in_degree, clusters, *(() if alone else (shard.x, shard.y)))
-    mine = (*(t.cpu() for t in rows), _global_edges(shard))
-    everyone = [mine] if alone else comm.broadcast(comm.gather(mine))
-    assert isinstance(everyone, list)
-    ids, train, in_degree, of_cluster, *x_and_y, edges = zip(*everyone, strict=True)
+    mine = (*(t.cpu() for t in rows), torch.stack(in_edges(shard)[:2]))
+    ids, train, in_degree, of_cluster, *x_and_y, edges = zip(*comm.all_gather(mine), strict=True)
     order = torch.cat(ids).argsort()
     x, y = (torch.cat(parts)[order].to(comm.device) for parts in x_and_y) if x_and_y else (shard.x, shard.y)
     structure = _structure(torch.cat(edges, dim=1), len(order), edge_ids=edge_ids)
@@ -79,15 +78,6 @@ def replica_of_dataset(dataset: Dataset, *, edge_ids: bool, cluster_of: Tensor |
     train = dataset.train_mask.nonzero().flatten()
     in_degree = dataset.in_degree.to(dataset.x.dtype)
     return Replica(dataset.x, dataset.y, in_degree, train, *structure, cluster_of=cluster_of, shared=True)
-
-
-def _global_edges(shard: Shard) -> Tensor:
-    """Return [2, E] (source, destination) of all in-edges of the shard's nodes, on the CPU."""
-    pieces: list[Tensor] = []
-    for block, ids in [(shard.inner, shard.node_ids), *((each, each.src_ids) for each in shard.halo.values())]:
-        assert ids is not None
-        pieces.append(torch.stack([ids[block.indices.long()], shard.node_ids[block.edge_dst]]))
-    return torch.cat(pieces, dim=1).cpu()
 
 
 def _structure(

@@ -9,7 +9,7 @@ Specification: docs/strategies/minibatch.md.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -110,7 +110,6 @@ class SaintBatches(Batches):
 
     sets: NodeSets
     counts: Counts
-    _: KW_ONLY
     steps: int
     hops: int
 
@@ -120,7 +119,7 @@ class SaintBatches(Batches):
 
     @property
     def total(self) -> int:
-        return self.steps * self.ranks * len(self.graph.train)
+        return self.steps * self.shared.ranks * len(self.graph.train)
 
     @property
     def nbytes(self) -> int:
@@ -130,11 +129,11 @@ class SaintBatches(Batches):
         return self.steps
 
     def size(self, at: At) -> int:
-        return self.ranks * len(self.graph.train)
+        return self.shared.ranks * len(self.graph.train)
 
     def __getitem__(self, at: At) -> Subgraph:
-        sample = self._induced.of(self.sets.draw(fold_key(self.seed, *at, self.rank, DRAW)))
-        if self.normalize == "subgraph":
+        sample = self._induced.of(self.sets.draw(fold_key(self.shared.seed, *at, self.shared.rank, DRAW)))
+        if self.shared.normalize == "subgraph":
             return subgraph_of(sample, self.graph, "subgraph")
         readers = torch.arange(len(sample.counts)).repeat_interleave(sample.counts)
         dtype = self.graph.in_degree.dtype
@@ -166,12 +165,11 @@ class Saint:
     def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
         num_nodes = len(graph.loops)
         size = min(self.batch_size or num_nodes, num_nodes)
-        budget = None if self.batch_size is None else max(1, size // shared["ranks"])
+        budget = None if self.batch_size is None else max(1, size // shared.ranks)
         sets, counts = NodeSets(graph, self.by, budget, self.walk_length), None
         if comm is None or comm.rank == 0:
             draws = 1 if budget is None else -(-self.coverage * num_nodes // budget)
-            counts = estimated(graph, sets, draws, shared["seed"])
+            counts = estimated(graph, sets, draws, shared.seed)
         counts = counts if comm is None else comm.broadcast(counts)
         assert counts is not None
-        made = SaintBatches(graph, sets, counts, steps=-(-num_nodes // size), hops=sum(hops), **shared)
-        return made, f"saint, {self.by}"
+        return SaintBatches(graph, shared, sets, counts, -(-num_nodes // size), sum(hops)), f"saint, {self.by}"

@@ -171,8 +171,7 @@ class Minibatch:
         self, graph: Replica, hops: Hops, *, seed: int, rank: int, ranks: int, comm: Communicator | None = None
     ) -> tuple[Batches, str]:
         """Return a rank's batches, and the package that draws them, as `Neighbours.batches`."""
-        shared = Shared(normalize=self.normalize, seed=seed, rank=rank, ranks=ranks)
-        return self.sampling.batches(graph, hops, shared, comm)
+        return self.sampling.batches(graph, hops, Shared(self.normalize, seed, rank, ranks), comm)
 
 
 def _hops(model: GNN, shard: Shard) -> list[int]:

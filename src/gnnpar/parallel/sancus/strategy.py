@@ -80,9 +80,7 @@ class Sancus(CodedStrategy, Proposes):
                 f"weights to its end; set it to {epochs} or less, set strategy.bound, or raise epochs"
             )
 
-    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph | None:
-        if not isinstance(self.codec, Identity):
-            return None
+    def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return SkippingWhole(whole, Pass(seed), part_of=plan.part_of, rule=Rule(self.period, self.bound))
 
     def declared(self) -> Declaration:
@@ -107,14 +105,13 @@ class Sancus(CodedStrategy, Proposes):
         when = [] if self.period is None else [f"every {self.period} epochs"]
         when += [] if self.bound is None else [f"changes above {self.bound:g}"]
         how = f"{name_of(self.codec)}, {' and '.join(when)}"
-        return (LayerFacts(mode="broadcast copies", how=how, settings=dict(vars(self))),) * plan.num_layers
+        return (LayerFacts(mode="broadcast copies", how=how),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         copies = None if self.period == 1 else CachedParts(context.comm, Rule(self.period, self.bound))
         return broadcast_engine(
             context,
-            codec=self.codec,
-            exactness=self.exactness,
+            self,
             prefetch=self.prefetch,
             training=partial(SkippingGraph, copies=copies),
             parts={"copies": copies},

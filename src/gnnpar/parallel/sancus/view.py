@@ -16,6 +16,7 @@ from gnnpar.comm import Communicator, Incoming, MessageTag, Posted, RowLike
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.broadcast import BroadcastGraph
+from gnnpar.parallel.engine import Stateful
 from gnnpar.parallel.oracle import PartByPart, mask_like
 from gnnpar.parallel.torch_types import floats
 
@@ -59,7 +60,7 @@ class Kept:
         return [*self.sent, *(t for rows in self.rows.values() for t in rows)]
 
 
-class CachedParts:
+class CachedParts(Stateful):
     """Copies of all aggregations. A part of an engine."""
 
     def __init__(self, comm: Communicator, rule: Rule) -> None:
@@ -93,10 +94,7 @@ class CachedParts:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for kept in self.kept.values() for t in kept.tensors)
-
-    def drain(self) -> None:
-        """Do nothing: nothing is in flight."""
+        return sum(t.nbytes for kept in self.kept.values() for t in kept.tensors)
 
     def state_dict(self) -> dict[Hashable, tuple[Call, list[int], Rows, dict[int, Rows]]]:
         return {at: (at, list(kept.since), kept.sent, dict(kept.rows)) for at, kept in self.kept.items()}

@@ -153,8 +153,11 @@ class RoundRobinWorld(ThreadWorld):
         return self._turn
 
     def put(self, key: Channel, item: object) -> None:
-        if (buffer := _buffer_of(item)) is not None:
-            self._posted(buffer)
+        match item:
+            case (Tensor() as buffer) | (Tensor() as buffer, float()):  # with its post time
+                self._posted(buffer)
+            case _:
+                pass
         super().put(key, item)
 
     def take(self, key: Channel) -> Any:  # Any: what the other end put
@@ -168,17 +171,6 @@ class RoundRobinWorld(ThreadWorld):
             self._turn.acquire()
         self._returns(key[3])
         return item
-
-
-def _buffer_of(item: object) -> Tensor | None:
-    """Return the buffer of a message, which may also carry its post time; None without a tensor."""
-    match item:
-        case Tensor():
-            return item
-        case (Tensor() as buffer, float()):
-            return buffer
-        case _:
-            return None
 
 
 def _tensors_of(holder: object) -> Iterator[Tensor]:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, cuda
@@ -31,39 +30,10 @@ ALIGNED = 1 << 12
 MEMORY_FILES = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
-class Slot(Protocol):
-    """A place on the host for a number of bytes. Shapes: [n] uint8.
+class HostFile:
+    """One unnamed file, which disappears with the process. Bytes are there when a call returns."""
 
-    `write` and `read` may be under way when they return; call `use` before work on the bytes that were read.
-    """
-
-    def write(self, data: Tensor) -> None: ...
-    def read(self, into: Tensor) -> None: ...
-
-    def use(self, data: Tensor) -> None:
-        """Wait for the bytes. The default: they are there."""
-
-    def free(self) -> None:
-        """Free the place. The default: it is freed with the slot."""
-
-
-class Host(Protocol):
-    """The store of bytes that are not on the device. `ahead`: True if reading before use pays."""
-
-    ahead: bool = False
-
-    def slot(self, nbytes: int) -> Slot: ...
-
-    def arriving(self) -> AbstractContextManager[object]:
-        """Return a context in which device memory is allocated for bytes about to be read."""
-        return nullcontext()
-
-    def turn(self) -> None:
-        """Note that another part begins to work."""
-
-
-class HostFile(Host):
-    """One unnamed file, which disappears with the process."""
+    ahead = False  # reading before use does not pay
 
     def __init__(self, folder: Path) -> None:
         if not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -75,7 +45,7 @@ class HostFile(Host):
         self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as this is
         self._end, self._free = 0, defaultdict[int, list[int]](list)
 
-    def slot(self, nbytes: int) -> Slot:
+    def slot(self, nbytes: int) -> _InFile:
         """Return a free place of the same size, else one at the end. Sizes repeat from epoch to epoch."""
         size = -(-nbytes // ALIGNED) * ALIGNED
         if self._free[size]:
@@ -86,9 +56,17 @@ class HostFile(Host):
     def freed(self, offset: int, size: int) -> None:
         self._free[size].append(offset)
 
+    def arriving(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def turn(self) -> None:
+        """Do nothing: nothing is under way."""
+
 
 @dataclass
-class _InFile(Slot):
+class _InFile:
+    """A place in the file. Shapes: [n] uint8."""
+
     host: HostFile
     offset: int
     size: int
@@ -103,11 +81,14 @@ class _InFile(Slot):
         while done < len(view):
             done += os.preadv(self.host.file.fileno(), [view[done:]], self.offset + done)
 
+    def use(self, data: Tensor) -> None:
+        """Do nothing: the bytes are there."""
+
     def free(self) -> None:
         self.host.freed(self.offset, self.size)
 
 
-class HostMemory(Host):
+class HostMemory:
     """Pinned host memory for a GPU. Copies overlap kernels, on one stream for each direction.
 
     A copy out waits for the kernels launched before it; a copy in waits only for the last copy out of its place;
@@ -122,13 +103,15 @@ class HostMemory(Host):
         self._out, self._in = cuda.Stream(device), cuda.Stream(device)
         self._begun: deque[cuda.Event] = deque()
 
-    def slot(self, nbytes: int) -> Slot:
+    def slot(self, nbytes: int) -> _Pinned:
         return _Pinned(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), self._out, self._in)
 
     def arriving(self) -> AbstractContextManager[object]:
+        """Return a context in which device memory is allocated for bytes about to be read."""
         return cuda.stream(self._in)
 
     def turn(self) -> None:
+        """Note that another part begins to work."""
         self._begun.append(_event(cuda.current_stream()))
         if len(self._begun) > 2:
             self._begun.popleft().synchronize()
@@ -142,7 +125,9 @@ def _event(stream: cuda.Stream) -> cuda.Event:
 
 
 @dataclass
-class _Pinned(Slot):
+class _Pinned:
+    """Pinned memory. `write` and `read` may be under way when they return; `use` waits before work on bytes read."""
+
     memory: Tensor
     outward: cuda.Stream
     inward: cuda.Stream
@@ -169,6 +154,9 @@ class _Pinned(Slot):
             data.record_stream(cuda.current_stream())
             self._arrived = None
 
+    def free(self) -> None:
+        """Do nothing: the memory is freed with the slot."""
+
 
 def _memory(data: Tensor) -> memoryview:
     """Return the bytes of a storage. Not through numpy: a storage that numpy has seen cannot be resized."""
@@ -194,7 +182,7 @@ class Page:
 
     ref: StorageWeakRef
     nbytes: int
-    slot: Slot | None = None
+    slot: _InFile | _Pinned | None = None
     changed: bool = True
     unused: bool = False
 
@@ -210,7 +198,11 @@ class Pager:
     """
 
     def __init__(
-        self, host: Host, *, smallest: int = SMALLEST, busy: Callable[[], AbstractContextManager[object]] = nullcontext
+        self,
+        host: HostFile | HostMemory,
+        *,
+        smallest: int = SMALLEST,
+        busy: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._host, self._smallest, self._busy = host, smallest, busy
         self._pages: dict[int, Page] = {}
@@ -359,21 +351,15 @@ class Paging(TorchDispatchMode):
         out = func(*args, **kwargs)
         schema = func._schema
         if schema.is_mutable:
-            for given, value in zip(schema.arguments, args, strict=False):
-                self._changed(given, value)
-            for given in schema.arguments:
-                if given.name in kwargs:
-                    self._changed(given, kwargs[given.name])
+            values = {given.name: value for given, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+            written = (a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+            for tensor in _tensors([values.get(name) for name in written]):
+                if (page := pager.need(tensor)) is not None:
+                    page.changed = True
         for tensor in _tensors(out):
             if tensor.untyped_storage()._cdata not in known:
                 pager.track(tensor)
         return out
-
-    def _changed(self, argument: torch.Argument, value: object) -> None:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            for tensor in _tensors(value):
-                if (page := self.pager.need(tensor)) is not None:
-                    page.changed = True
 
 
 def _tensors(tree: object) -> Iterator[Tensor]:

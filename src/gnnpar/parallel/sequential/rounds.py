@@ -15,9 +15,10 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from gnnpar.comm import Communicator, MessageTag
+from gnnpar.comm import Communicator
 from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
+from gnnpar.parallel.edges import exchange_edges
 from gnnpar.partition.shard import Shard
 
 Sizing = Annotated[float, Gt(0)] | Literal["part", "peer", "one"]
@@ -102,28 +103,26 @@ class RoundSchedule:
     """Rounds of rows pulled by their readers and, in push mode, of rows pushed by destinations to their sources.
 
     Pulling, p receives the halo rows of q; pushing, p receives the rows of q's destinations that have an in-edge from
-    p. `edges[p][q]`: in-edges of p from q.
+    p.
     """
 
     sizing: Sizing
     most_inner: int
     pulled: Counts
     pushed: Counts
-    edges: Counts
     _planned: dict[tuple[str, int | None], Rounds] = field(default_factory=dict[tuple[str, int | None], Rounds])
 
     @staticmethod
     def agree(sizing: Sizing, shard: Shard, comm: Communicator) -> RoundSchedule:
         """Exchange the counts of all ranks. Collective."""
-        mine = {p: (block.num_src, block.num_listed, block.num_edges) for p, block in shard.halo.items()}
-        everyone = comm.broadcast(comm.gather((shard.num_inner, mine)))
-        assert isinstance(everyone, list)
+        mine = {p: (block.num_src, block.num_listed) for p, block in shard.halo.items()}
+        everyone = comm.all_gather((shard.num_inner, mine))
 
         def matrix(column: int) -> Counts:
-            return tuple(tuple(of.get(q, (0, 0, 0))[column] for q in range(comm.size)) for _, of in everyone)
+            return tuple(tuple(of.get(q, (0, 0))[column] for q in range(comm.size)) for _, of in everyone)
 
         pushed = tuple(zip(*matrix(1), strict=True))
-        return RoundSchedule(sizing, max(rows for rows, _ in everyone), matrix(0), pushed, matrix(2))
+        return RoundSchedule(sizing, max(rows for rows, _ in everyone), matrix(0), pushed)
 
     def pulls(self, row_nbytes: int) -> Rounds:
         return self._rounds("pulled", self.pulled, row_nbytes)
@@ -189,52 +188,9 @@ class Pushes:
         """Send every owner the transposed halo block. Once, in phase setup. Collective."""
         everyone = torch.arange(shard.num_inner, device=shard.node_ids.device)
         lists = {p: everyone if block.rows is None else block.rows for p, block in shard.halo.items()}
-        arriving = {
-            p: _Layout(
-                num_rows=len(index),
-                num_columns=schedule.pushed[shard.part][p],
-                num_edges=schedule.edges[p][shard.part],
-                edge_ids=shard.inner.edge_ids is not None,
-            )
-            for p, index in shard.boundary.items()
-        }
-        outgoing = {p: _pack(block.transposed()) for p, block in shard.halo.items()}
-        sizes = {p: each.nbytes for p, each in arriving.items()}
-        pending = comm.exchange(outgoing, sizes, MessageTag(-1, -1, 0, "setup"))
-        return Pushes(lists, Cuts({p: each.unpack(pending[p].wait()) for p, each in arriving.items()}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layout:
-    """A transposed block as bytes: edge ids if any, indptr, indices; every row and every column has an edge."""
-
-    num_rows: int
-    num_columns: int
-    num_edges: int
-    edge_ids: bool
-
-    @property
-    def index_type(self) -> torch.dtype:
-        return torch.int32 if max(self.num_rows, self.num_columns, self.num_edges) < 2**31 else torch.int64
-
-    @property
-    def nbytes(self) -> int:
-        return 8 * self.num_edges * self.edge_ids + (self.num_rows + 1 + self.num_edges) * self.index_type.itemsize
-
-    def unpack(self, buffer: Tensor) -> Block:
-        ends = 8 * self.num_edges * self.edge_ids
-        numbers = buffer[ends:].view(self.index_type)
-        indptr, indices = numbers[: self.num_rows + 1], numbers[self.num_rows + 1 :]
-        return Block(
-            indptr,
-            indices,
-            self.num_rows,
-            self.num_columns,
-            edges=EdgeData(ids=buffer[:ends].view(torch.int64) if self.edge_ids else None),
-        )
-
-
-def _pack(block: Block) -> Tensor:
-    assert block.rows is None
-    parts = [block.indptr, block.indices] if block.edge_ids is None else [block.edge_ids, block.indptr, block.indices]
-    return torch.cat([t.contiguous().view(torch.uint8) for t in parts])
+        transposed, blocks = {p: block.transposed() for p, block in shard.halo.items()}, dict[int, Block]()
+        sent = {p: EdgeData(b.edge_ids).tensors | {"indptr": b.indptr, "to": b.indices} for p, b in transposed.items()}
+        for p, edges in exchange_edges(comm, sent).items():
+            shape = len(shard.boundary[p]), schedule.pushed[shard.part][p]
+            blocks[p] = Block(edges["indptr"], edges["to"], *shape, edges=EdgeData(edges.get("ids")))
+        return Pushes(lists, Cuts(blocks))

@@ -102,10 +102,7 @@ class SAR(CodedStrategy, Proposes):
         return f"set strategy.logical_parts={4 * num_ranks} world_size=1: out of core, one part on the device at a time"
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        self._check_ranks(num_ranks)
         super().check(num_ranks, num_layers, epochs)
-
-    def _check_ranks(self, num_ranks: int) -> None:
         if self.logical_parts is not None and num_ranks != 1:
             raise ValueError(
                 f"strategy.logical_parts={self.logical_parts} puts all parts on one device, but there are "
@@ -113,7 +110,6 @@ class SAR(CodedStrategy, Proposes):
             )
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
-        self._check_ranks(topology.num_ranks)
         return workload.flat_plan(topology, chunks=self.logical_parts)
 
     def declared(self) -> Declaration:
@@ -160,15 +156,7 @@ class SAR(CodedStrategy, Proposes):
         return [usual, *others] if ranks > 1 else []
 
     def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        settings = {
-            "codec": self.codec,
-            "remat": self.remat,
-            "rounds": self.rounds,
-            "prefetch": self.prefetch,
-            "backward": self.backward,
-        }
-        how = f"{name_of(self.codec)}, overlap edges"
-        return (LayerFacts(mode="sar", how=how, settings=settings),) * plan.num_layers
+        return (LayerFacts(mode="sar", how=f"{name_of(self.codec)}, overlap edges"),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
         shard, chunk_of = context.shard, context.plan.placement.chunk_of

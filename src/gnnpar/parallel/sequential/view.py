@@ -21,7 +21,7 @@ from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.graph import Message
 from gnnpar.parallel.blocks import Gradient, add_returned, walk
-from gnnpar.parallel.engine import Unsaved
+from gnnpar.parallel.engine import Stateful
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.sequential.rounds import Cuts, Pushes, Rounds, RoundSchedule, Slice
 from gnnpar.parallel.view import View
@@ -31,7 +31,7 @@ Round = Iterator[tuple[Slice, Rows]]
 
 
 @dataclass(eq=False)
-class Residency(Unsaved):
+class Residency(Stateful):
     """Bytes of remote rows here or in flight to this rank: now, and at most so far. A part of an engine."""
 
     now: int = 0

@@ -11,9 +11,9 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.normalised import normalised_for
-from gnnpar.parallel.strategy import LayerFacts, Workload
+from gnnpar.parallel.strategy import LayerFacts
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.placement import Plan, Topology
+from gnnpar.placement import Plan
 from gnnpar.pricing.candidate import Knobs, Scope, Values
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.steps import Step
@@ -27,11 +27,10 @@ class Single(Proposes):
     capabilities = replace(HALO, max_ranks=1, captured=True)
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        _check_ranks(num_ranks)
-
-    def plan(self, workload: Workload, topology: Topology) -> Plan:
-        _check_ranks(topology.num_ranks)
-        return workload.flat_plan(topology)
+        if num_ranks != 1:
+            raise ValueError(
+                f"strategy=single runs on 1 rank, got {num_ranks}: set world_size=1 or strategy=graph_parallel."
+            )
 
     def declared(self) -> Declaration:
         """Declare only computation."""
@@ -51,10 +50,3 @@ class Single(Proposes):
         cache = context.new_cache()
         view = WholeGraph(context.shard, context.start, cache=cache)
         return FlatEngine(context, view=view, exact=view, parts={"cache": cache})
-
-
-def _check_ranks(num_ranks: int) -> None:
-    if num_ranks != 1:
-        raise ValueError(
-            f"strategy=single runs on 1 rank, got {num_ranks}: set world_size=1 or strategy=graph_parallel."
-        )
