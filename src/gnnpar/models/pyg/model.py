@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -291,6 +293,9 @@ class PyG(ModelSource):
             if model.schema is None and reads_dictionaries(model.net):
                 raise self._lacks_schema()
             refuse_noise(model)
+            for name, parameter in model.net.named_parameters():
+                if parameter._post_accumulate_grad_hooks:
+                    raise ValueError(f"{name} has a hook of register_post_accumulate_grad_hook, which does not run here")
             for each in model.net.modules():
                 if isinstance(each, RGATConv):  # PyG's reset_parameters computes these values but does not assign them
                     nn.init.constant_(each.l2, 1 / each.out_channels)
@@ -354,6 +359,12 @@ def _why(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["it gives no reason"]
     plain = isinstance(error, (ValueError, AssertionError))
     return lines[0][:200] if plain else reason_of(error)[:300]
+
+
+def _python_noise() -> object:
+    """Return the states of Python's and NumPy's random generators."""
+    kind, numbers, *place = numpy.random.get_state()
+    return random.getstate(), kind, numbers.tolist(), place
 
 
 _WEIGHT_NAMES = ("edge_weight", "edge_weights", "edge_weight_dict", "edge_weights_dict")
@@ -452,11 +463,12 @@ class PyGNet(GNN):
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
-        training, rows = self._begins(g), None
+        training, rows, in_parts = self._begins(g), None, len(g.node_ids) != g.num_nodes
+        if in_parts and (hooked := [name for name, p in self.net.named_parameters() if p._backward_hooks]):
+            raise ValueError(f"a hook of {hooked[0]}'s gradient (register_hook) would see the share of one rank")
         if self._measuring or self.totals:
             names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
-            shares = layout is not None or len(g.node_ids) != g.num_nodes  # rows with other types or ranks
-            active = self._measuring or self.tries_totals or shares
+            active = self._measuring or self.tries_totals or layout is not None or in_parts
             rows = GlobalReductions(g.at(0), layout, names, active=active)
         with self._folding(g, x, layout, training=training, rows=rows) as edges:
             if layout is None:
@@ -560,7 +572,10 @@ class PyGNet(GNN):
                 self.net = copy.deepcopy(own)
             out = self._try(widths, training=False)
             if self.net is not own:
+                drawn = _python_noise()
                 self._try(widths, training=True)
+                if _python_noise() != drawn:
+                    raise ValueError("forward draws numbers of Python's or NumPy's generator: its noise is not keyed")
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # forward may raise anything
@@ -640,17 +655,22 @@ class PyGNet(GNN):
         return self._cuts
 
     def _compare(self, cuts: Cuts) -> None:
-        """Raise ValueError if a copy run layer by layer gives other values."""
-        twin = copy.deepcopy(self)
-        twin._cuts = cuts
+        """Raise ValueError if a copy run layer by layer gives other values. Compare the second pass, since state that
+        forward changes is constant in a recording."""
         for training, weighted in cuts.programs:
-            g, x = example(twin, 7, self.in_dim, training, weighted)
+            whole, layered = copy.deepcopy(self), copy.deepcopy(self)
+            layered._cuts = cuts
+            g, x = example(self, 7, self.in_dim, training, weighted)
             with torch.no_grad():
-                expected, activations = twin(g, x), twin.begin(g, x)
+                first, second, _ = whole(g, x), whole(g, x), layered(g, x)
+                activations = layered.begin(g, x)
                 for i in range(self.num_layers):
-                    activations = twin.run_layer(i, g, tuple(t.clone() for t in activations))
-                if not torch.equal(twin.end(g, activations), expected):
-                    raise ValueError("layer by layer it gives other values than as a whole")
+                    activations = layered.run_layer(i, g, tuple(t.clone() for t in activations))
+                if torch.equal(layered.end(g, activations), second):
+                    continue
+            if torch.equal(first, second):
+                raise ValueError("its forward takes another way, or other numbers, for another number of rows")
+            raise ValueError("its forward gives other values the second time, and a recording the same")
 
     def _weighted(self, g: Graph) -> bool:
         """Return True if forward gets edge weights."""

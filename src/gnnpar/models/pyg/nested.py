@@ -84,10 +84,17 @@ def replaced(module: nn.Module, methods: Mapping[str, object]) -> Iterator[None]
 
 
 def python_state(net: nn.Module) -> dict[str, object]:
-    """Return the numbers and strings that modules keep as attributes, without their mode."""
+    """Return the numbers and strings that modules keep, by attribute, also in containers and objects there, without
+    their mode."""
     return {
-        f"{name}.{key}".removeprefix("."): value
+        f"{name}.{key}".removeprefix("."): numbers
         for name, module in net.named_modules()
         for key, value in vars(module).items()
-        if isinstance(value, bool | int | float | str) and key != "training"
+        if key != "training" and (numbers := [each for each in _held(value) if isinstance(each, int | float | str)])
     }
+
+
+def _held(value: object) -> Iterator[object]:
+    """Return the leaves of a value; of an object, those of its attributes."""
+    for leaf in leaves(value):
+        yield from (leaf,) if callable(leaf) or not hasattr(leaf, "__dict__") else leaves(vars(leaf))

@@ -19,6 +19,7 @@ from typing import TypeGuard, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 
@@ -32,7 +33,7 @@ from gnnpar.graph import Graph, Local, unchanged
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Placeholder, Refused, Types, Weights, unmarked
-from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, replaced
+from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, python_state, replaced
 from gnnpar.models.pyg.norm import IN_A_FOLD
 from gnnpar.models.rgcn import relational_product
 from gnnpar.models.transformer import attend
@@ -417,15 +418,20 @@ class OwnCode(Lowering):
 
     def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]], weighted: bool) -> list[Tensor] | None:
         """Run the message on four edges and return the parameters it reads. Return None if it reads other tensors that
-        need gradients, mixes edges, draws random numbers, changes state, or fails."""
+        need gradients, mixes edges, draws random numbers, changes state, keeps tensors, or fails."""
         x = {side: tuple(map(_probe_rows, rows)) for side, rows in operands.items()}
         edge = (*x["edge"], x["j"][0].new_ones(_PROBE_EDGES)) if weighted else x["edge"]
-        before = [(each, dict(vars(each))) for each in value.conv.modules()]
+        before, numbers = [(each, dict(vars(each))) for each in value.conv.modules()], python_state(value.conv)
         try:
             with _Reads() as reads, torch.enable_grad(), no_dropout():
-                whole = value(x["j"], x["i"], edge, ())
+                out = value(x["j"], x["i"], edge, ())
+            whole = out.detach().clone()
+            del out
+            if len(reads.made) or python_state(value.conv) != numbers:
+                self.reduction = ""  # for good, since each probe leaves more of it
+                return None
             given = {id(t) for rows in (*x.values(), edge) for t in rows}
-            learned = [t for t in reads.others if t.requires_grad and id(t) not in given]
+            learned = [t for t in reads.others.values() if t.requires_grad and id(t) not in given]
             changed = any(vars(each) != was for each, was in before)
             if changed or len(whole) != _PROBE_EDGES or not all(isinstance(t, nn.Parameter) for t in learned):
                 return None
@@ -436,7 +442,7 @@ class OwnCode(Lowering):
                     src, dst, own = (tuple(t.detach()[at] for t in rows) for rows in (x["j"], x["i"], edge))
                     parts.append(fixed(src, dst, own, shared))
                 joined = torch.cat(parts)
-                self.apart = joined.shape == whole.shape and torch.allclose(joined, whole.detach(), equal_nan=True)
+                self.apart = joined.shape == whole.shape and torch.allclose(joined, whole, equal_nan=True)
                 self.apart &= not joined.requires_grad
             return learned if self.apart else None
         except Exception:  # a message may raise anything
@@ -459,20 +465,19 @@ def _probe_rows(like: Tensor) -> Tensor:
 
 
 class _Reads(Intercepting):
-    """Record the tensors that functions read and did not create, each once."""
+    """Record the tensors that functions read and did not create, by id. made: the tensors that they created and that
+    are still referenced."""
 
     def __init__(self) -> None:
         super().__init__(self._recorded)
-        self.others = list[Tensor]()
-        self._known = dict[int, object]()
+        self.others, self.made = dict[int, Tensor](), WeakTensorKeyDictionary()
 
     def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
         for each in leaves((args, given)):
-            if isinstance(each, Tensor) and id(each) not in self._known:
-                self.others.append(each)
-                self._known[id(each)] = each
+            if isinstance(each, Tensor) and each not in self.made:
+                self.others[id(each)] = each
         out = func(*args, **given)
-        self._known |= {id(each): each for each in leaves(out)}
+        self.made.update((each, None) for each in leaves(out) if isinstance(each, Tensor) and id(each) not in self.others)
         return out
 
 

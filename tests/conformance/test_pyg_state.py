@@ -1,0 +1,163 @@
+"""State, hooks, noise and autograd functions in a PyG model: trained as in PyG's own loop, or refused in one line."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import MessagePassing, SAGEConv
+
+from conformance.plain_loop import drawing, graph, plain, verdict
+from gnnpar.models.pyg.nested import python_state
+
+
+class Held:
+    def __init__(self):
+        self.value = 1.0
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        return h.view_as(h)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        return (2 * h).round() / 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Aside(MessagePassing):
+    """Keep a tensor of every message, and read it in forward."""
+
+    def __init__(self, kept):
+        super().__init__(aggr="add")
+        self.lin, self.kept = nn.Linear(8, 8), kept
+
+    def forward(self, x, edge_index):
+        if isinstance(self.kept, list):
+            self.kept.clear()
+        out = self.propagate(edge_index, x=self.lin(x))
+        return out * (1 + (self.kept.value if isinstance(self.kept, Held) else sum(self.kept)))
+
+    def message(self, x_j):
+        if isinstance(self.kept, Held):
+            self.kept.value = x_j.square().mean()
+        else:
+            self.kept.append(x_j.square().mean())
+        return x_j.tanh()
+
+
+def cooled_dictionary(net, h):
+    net.state["tau"] *= 0.8 if net.training else 1.0
+    return (h / net.state["tau"]).tanh()
+
+
+def cooled_list(net, h):
+    if net.training:
+        net.state.pop()
+    return h * net.state[-1]
+
+
+def cooled_iterator(net, h):
+    return h * next(net.state)
+
+
+def cooled_object(net, h):
+    net.state.value *= 0.8 if net.training else 1.0
+    return (h / net.state.value).tanh()
+
+
+def cooled_buffer(net, h):
+    net.tau = net.tau * 0.8 if net.training else net.tau
+    return (h / net.tau).tanh()
+
+
+def attended(net, h):
+    pair = torch.stack([h, h.tanh()], 1)
+    return net.state(pair, pair, pair)[0].mean(1)
+
+
+STEPS = {
+    "reversed gradient": (lambda net, h: Reversed.apply(h), None),
+    "rounded": (lambda net, h: Rounded.apply(h), None),
+    "dictionary": (cooled_dictionary, lambda: {"tau": 1.0}),
+    "list": (cooled_list, lambda: [0.5, 0.6, 0.7, 0.8, 0.9, 1.0]),
+    "iterator": (cooled_iterator, lambda: iter([i / 100 for i in range(100, 0, -1)])),
+    "object": (cooled_object, Held),
+    "buffer": (cooled_buffer, None),
+    "attention dropout": (attended, lambda: nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)),
+    "python noise": (lambda net, h: h if random.random() < 0.01 else h.tanh(), None),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        kept = {"message list": list, "message object": Held}.get(step)
+        self.a, self.b = (SAGEConv(8, 8) if kept is None else Aside(kept()) for _ in range(2))
+        self.head, self.step = nn.Linear(8, 3), STEPS.get(step, (lambda net, h: h, None))[0]
+        if make := STEPS.get(step, (None, None))[1]:
+            self.state = make()
+        if step == "buffer":
+            self.register_buffer("tau", torch.tensor(1.0))
+        if step == "clamped gradient":
+            self.head.weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        if step == "hook after gradients":
+            self.head.weight.register_post_accumulate_grad_hook(lambda weight: None)
+
+    def forward(self, x, edge_index):
+        return self.head(self.b(self.step(self, self.a(x, edge_index)), edge_index))
+
+
+def of(step: str) -> nn.Module:
+    with drawing(1):
+        return Net(step)
+
+
+FUNCTION = "itself or in a torch.autograd.Function"
+NOISE = "its noise is not keyed"
+
+
+@pytest.mark.parametrize(
+    ("step", "strategy", "world", "line"),
+    [
+        *(("reversed gradient", *place) for place in (("graph_parallel", 2, ""), ("gnnpipe", 1, FUNCTION))),
+        ("rounded", "gnnpipe", 2, FUNCTION),
+        ("dictionary", "graph_parallel", 2, ""),
+        *((step, "gnnpipe", 1, "its forward changes state") for step in ("dictionary", "list", "object")),
+        ("iterator", "gnnpipe", 1, "its forward gives other values the second time"),
+        ("buffer", "gnnpipe", 1, "its forward writes into tau"),
+        *((step, "single", 1, "") for step in ("message list", "message object")),
+        *((step, "single", 1, NOISE) for step in ("attention dropout", "python noise")),
+        ("clamped gradient", "graph_parallel", 2, "a hook of head.weight's gradient (register_hook) would see the share"),
+        ("hook after gradients", "single", 1, "head.weight has a hook of register_post_accumulate_grad_hook"),
+    ],
+)
+def test_models_with_state_hooks_and_noise_train_as_in_pyg_or_are_refused(step, strategy, world, line):
+    due = plain(lambda: of(step), graph(seed=3))
+    found = verdict(f"{__name__}.of", {"step": step}, graph(seed=3), strategy, world, due)
+    assert found.good, str(found)
+    assert (found.kind == "equal") == (not line), str(found)
+    assert line in found.why
+
+
+def test_state_of_modules_has_numbers_in_containers_and_objects():
+    net = of("dictionary")
+    net.kept, net.rates = Held(), [0.5, {"deep": 2}]
+    assert {name: value for name, value in python_state(net).items() if "." not in name} == {
+        "state": [1.0],
+        "kept": [1.0],
+        "rates": [0.5, 2],
+    }
