@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import MessagePassing, SAGEConv
+from torch_geometric.nn import MessagePassing, ResGatedGraphConv, SAGEConv
 
 from conformance.plain_loop import drawing, graph, plain, verdict
 from gnnpar.models.pyg.nested import python_state
@@ -84,6 +84,18 @@ def cooled_buffer(net, h):
     return (h / net.tau).tanh()
 
 
+def clamped_data(net, h):
+    if net.training:
+        net.state.weight.data.clamp_(0, 0.2)
+    return net.state(h)
+
+
+def clamped_detached(net, h):
+    if net.training:
+        net.state.weight.detach().clamp_(0, 0.2)
+    return net.state(h)
+
+
 def attended(net, h):
     pair = torch.stack([h, h.tanh()], 1)
     return net.state(pair, pair, pair)[0].mean(1)
@@ -97,6 +109,8 @@ STEPS = {
     "iterator": (cooled_iterator, lambda: iter([i / 100 for i in range(100, 0, -1)])),
     "object": (cooled_object, Held),
     "buffer": (cooled_buffer, None),
+    "clamped data": (clamped_data, lambda: nn.Linear(8, 8)),
+    "clamped detached": (clamped_detached, lambda: nn.Linear(8, 8)),
     "attention dropout": (attended, lambda: nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)),
     "python noise": (lambda net, h: h if random.random() < 0.01 else h.tanh(), None),
 }
@@ -121,9 +135,24 @@ class Net(nn.Module):
         return self.head(self.b(self.step(self, self.a(x, edge_index)), edge_index))
 
 
+class Penalised(nn.Module):
+    """Read the gradient of a convolution's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.conv, self.head = nn.Linear(8, 8), ResGatedGraphConv(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        with torch.enable_grad():
+            begun = self.first(x)
+            h = self.conv(begun, edge_index)
+            (grad,) = torch.autograd.grad(h.tanh().sum(), begun, create_graph=True)
+        return self.head(h + grad)
+
+
 def of(step: str) -> nn.Module:
     with drawing(1):
-        return Net(step)
+        return Penalised() if step == "penalised" else Net(step)
 
 
 FUNCTION = "itself or in a torch.autograd.Function"
@@ -139,9 +168,20 @@ NOISE = "its noise is not keyed"
         *((step, "gnnpipe", 1, "its forward changes state") for step in ("dictionary", "list", "object")),
         ("iterator", "gnnpipe", 1, "its forward gives other values the second time"),
         ("buffer", "gnnpipe", 1, "its forward writes into tau"),
+        *(
+            (step, "gnnpipe", 1, "its forward writes into state.weight")
+            for step in ("clamped data", "clamped detached")
+        ),
+        ("clamped data", "graph_parallel", 2, ""),
+        ("penalised", "single", 1, "differentiates a gradient again (create_graph=True)"),
         *((step, "single", 1, "") for step in ("message list", "message object")),
         *((step, "single", 1, NOISE) for step in ("attention dropout", "python noise")),
-        ("clamped gradient", "graph_parallel", 2, "a hook of head.weight's gradient (register_hook) would see the share"),
+        (
+            "clamped gradient",
+            "graph_parallel",
+            2,
+            "a hook of head.weight's gradient (register_hook) would see the share",
+        ),
         ("hook after gradients", "single", 1, "head.weight has a hook of register_post_accumulate_grad_hook"),
     ],
 )

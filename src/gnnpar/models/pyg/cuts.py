@@ -70,6 +70,7 @@ class Recording(Intercepting):
         self._nodes: dict[int, Node] = {}
         named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
         self._names = {id(t): name for name, t in reversed(named)}
+        self._stored = {t.untyped_storage().data_ptr(): name for name, t in reversed(named) if t.numel()}
 
     def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
         if self.depth:
@@ -138,8 +139,9 @@ class Recording(Intercepting):
         node = self.graph.create_node(op, called, map_aggregate(args, known), map_aggregate(given, known))
         changed = [each for t, version in read if t._version != version for each in (t, t._base)]  # and a view's base
         written = [found for t in changed if t is not None and (found := self._node_of(t)) is not None]
-        if lasting := [each.target for each in written if each.op == "get_attr"]:
-            raise ValueError(f"its forward writes into {lasting[0]}")
+        for t in changed:
+            if t is not None and (lasting := self._stored.get(t.untyped_storage().data_ptr())):
+                raise ValueError(f"its forward writes into {lasting}")
         node.meta |= {"written": written, "last_tag": self.view.last_tag}
         for i, t in enumerate(_tensors_of(out)):
             if self._node_of(t) is None:

@@ -91,9 +91,9 @@ def _dropout_by(body: Callable[[Tensor, float], Tensor]) -> TorchFunctionMode:
                 raise ValueError(
                     f"the model calls {func.__name__}: its noise is not keyed; use F.dropout or nn.Dropout"
                 )
-        if (place := _ATTENDS.get(func)) is not None and given.get("training", True):
-            if given.get("dropout_p", args[place] if len(args) > place else 0):
-                raise ValueError(f"the model calls {func.__name__} with dropout_p: its noise is not keyed; set it to 0")
+        place = _ATTENDS.get(func, len(args))
+        if given.get("dropout_p", 0 if place >= len(args) else args[place]) and given.get("training", True):
+            raise ValueError(f"the model calls {func.__name__} with dropout_p: its noise is not keyed; set it to 0")
         if func in _SORTS and len(args) == 1 and not args[0].is_floating_point():
             return func(*args, **{"stable": True, **given})  # masks are keyed by row: equal keys keep their order
         if func not in _DROPOUTS:

@@ -477,7 +477,9 @@ class _Reads(Intercepting):
             if isinstance(each, Tensor) and each not in self.made:
                 self.others[id(each)] = each
         out = func(*args, **given)
-        self.made.update((each, None) for each in leaves(out) if isinstance(each, Tensor) and id(each) not in self.others)
+        self.made.update(
+            (each, None) for each in leaves(out) if isinstance(each, Tensor) and id(each) not in self.others
+        )
         return out
 
 
