@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import MessagePassing, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn import GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv
 
 from conformance.plain_loop import drawing, graph, plain, verdict
 from gnnpar.models.pyg.nested import python_state
@@ -119,11 +119,15 @@ STEPS = {
 class Net(nn.Module):
     def __init__(self, step: str) -> None:
         super().__init__()
-        kept = {"message list": list, "message object": Held}.get(step)
-        self.a, self.b = (SAGEConv(8, 8) if kept is None else Aside(kept()) for _ in range(2))
+        make = {
+            "message list": lambda: Aside([]),
+            "message object": lambda: Aside(Held()),
+            "lift": lambda: Lifting(None),
+        }
+        self.a, self.b = (make.get(step, lambda: SAGEConv(8, 8))() for _ in range(2))
         self.head, self.step = nn.Linear(8, 3), STEPS.get(step, (lambda net, h: h, None))[0]
-        if make := STEPS.get(step, (None, None))[1]:
-            self.state = make()
+        if state := STEPS.get(step, (None, None))[1]:
+            self.state = state()
         if step == "buffer":
             self.register_buffer("tau", torch.tensor(1.0))
         if step == "clamped gradient":
@@ -133,6 +137,31 @@ class Net(nn.Module):
 
     def forward(self, x, edge_index):
         return self.head(self.b(self.step(self, self.a(x, edge_index)), edge_index))
+
+
+class Lifting(Aside):
+    """Gather other rows than PyG."""
+
+    def _lift(self, src, edge_index, dim):
+        return super()._lift(src, edge_index, dim).tanh()
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j):
+        return x_j
+
+
+class Weighted(nn.Module):
+    """Write into the weights of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GraphConv(8, 3)
+
+    def forward(self, x, edge_index, edge_weight):
+        edge_weight.clamp_(0.7, 1.2)
+        return self.conv(x, edge_index, edge_weight)
 
 
 class Penalised(nn.Module):
@@ -152,7 +181,7 @@ class Penalised(nn.Module):
 
 def of(step: str) -> nn.Module:
     with drawing(1):
-        return Penalised() if step == "penalised" else Net(step)
+        return {"penalised": Penalised, "weights": Weighted}.get(step, lambda: Net(step))()
 
 
 FUNCTION = "itself or in a torch.autograd.Function"
@@ -173,6 +202,8 @@ NOISE = "its noise is not keyed"
             for step in ("clamped data", "clamped detached")
         ),
         ("clamped data", "graph_parallel", 2, ""),
+        ("lift", "graph_parallel", 2, ""),
+        ("weights", "single", 1, "the model writes into edge_weight (clamp); write into a copy"),
         ("penalised", "single", 1, "differentiates a gradient again (create_graph=True)"),
         *((step, "single", 1, "") for step in ("message list", "message object")),
         *((step, "single", 1, NOISE) for step in ("attention dropout", "python noise")),
@@ -186,8 +217,9 @@ NOISE = "its noise is not keyed"
     ],
 )
 def test_models_with_state_hooks_and_noise_train_as_in_pyg_or_are_refused(step, strategy, world, line):
-    due = plain(lambda: of(step), graph(seed=3))
-    found = verdict(f"{__name__}.of", {"step": step}, graph(seed=3), strategy, world, due)
+    data = graph(seed=3, edges=("edge_weight",) if step == "weights" else ())
+    due = plain(lambda: of(step), data)
+    found = verdict(f"{__name__}.of", {"step": step}, data, strategy, world, due)
     assert found.good, str(found)
     assert (found.kind == "equal") == (not line), str(found)
     assert line in found.why

@@ -105,7 +105,7 @@ def hetero_lowering(conv: MessagePassing) -> Lowering | None:
         return None
     if type(conv) is not pyg.HGTConv or not is_plain(conv):
         raise ValueError("is a HGTConv with methods or hooks of its own, which is not carried")
-    return TypedAttention()
+    return TypedAttention("mapped to attention by types of nodes and edges", False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,8 +242,6 @@ class RelationGraph(Bipartite):
 
 class TypedAttention(Lowering):
     """HGTConv: keys and values are sent once for all relations; destinations apply the matrices of relations."""
-
-    title = "mapped to attention by types of nodes and edges"
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         raise ValueError("is a HGTConv outside of a model of dictionaries by type, which is not carried")
