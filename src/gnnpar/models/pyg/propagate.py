@@ -117,17 +117,17 @@ def is_plain(conv: MessagePassing) -> bool:
 def _reduction(conv: MessagePassing) -> str:
     """Return the reduction if the aggregation is exactly PyG's sum, mean or maximum, else an empty string."""
     module = conv.aggr_module
-    return _REDUCTIONS.get(type(module), "") if isinstance(module, nn.Module) and _is_untouched(module) else ""
+    return _REDUCTIONS.get(type(module), "") if isinstance(module, nn.Module) and is_untouched(module) else ""
 
 
-def _is_untouched(module: nn.Module) -> bool:
+def is_untouched(module: nn.Module) -> bool:
     """Return True if a module has no hooks and runs the forward of its class."""
-    hooked = module._forward_pre_hooks or module._forward_hooks or module._backward_hooks
+    hooked = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     return not hooked and "forward" not in vars(module)
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[pyg.Linear]:
-    return type(module) is pyg.Linear and _is_untouched(module)
+    return type(module) is pyg.Linear and is_untouched(module)
 
 
 def _ends(value: object) -> tuple[Tensor, Tensor]:
