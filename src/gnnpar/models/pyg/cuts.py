@@ -39,7 +39,7 @@ _READS_VALUES = frozenset(
     | {"is_nonzero", "equal", "allclose", "__array__"}
 )
 _LEAVES_NO_STEP = frozenset({"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"})
-_ROWS = 1013  # number of rows in the recording, which no model has as a width
+_ROWS = 103  # number of rows in the recording; a model with an integer of this value is refused
 Versions = list[tuple[Tensor, int]]
 
 
@@ -233,8 +233,8 @@ Program = tuple[Segment, ...]
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """A model cut into layers. programs: by (training, weighted). reads: the activations before each layer in training.
-    layer_of: layer of each parameter read in a layer."""
+    """A model cut into layers. programs: by (training, weighted). reads: the activations before each layer. layer_of:
+    layer of each parameter read in a layer."""
 
     programs: Mapping[tuple[bool, bool], Program]
     reads: tuple[tuple[Node, ...], ...]

@@ -26,7 +26,7 @@ _OTHER_NOISE = frozenset(
     {
         *(F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax, F.rrelu),
         *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like),
-        *(torch._standard_gamma, torch._sample_dirichlet),  # of torch.distributions
+        *(torch._standard_gamma, torch._sample_dirichlet),  # pyright: ignore[reportPrivateImportUsage] - of torch.distributions
         *(torch.bernoulli, torch.binomial, torch.multinomial, torch.normal, torch.poisson, torch.randperm),
         *(torch.rrelu, torch.rrelu_, Tensor.bernoulli, Tensor.bernoulli_, Tensor.cauchy_, Tensor.exponential_),
         *(Tensor.geometric_, Tensor.log_normal_, Tensor.multinomial, Tensor.normal_, Tensor.random_, Tensor.uniform_),

@@ -356,8 +356,7 @@ def _why(error: Exception) -> str:
 
 def _python_noise() -> object:
     """Return the states of Python's and NumPy's random generators."""
-    kind, numbers, *place = numpy.random.get_state()
-    return random.getstate(), kind, numbers.tolist(), place
+    return random.getstate(), repr(numpy.random.get_state())
 
 
 _WEIGHT_NAMES = ("edge_weight", "edge_weights", "edge_weight_dict", "edge_weights_dict")
