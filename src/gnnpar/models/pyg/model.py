@@ -646,7 +646,7 @@ class PyGNet(GNN):
             layered._cuts = cuts
             g, x = example(self, 7, self.in_dim, training, weighted)
             with torch.no_grad():
-                first, second, _ = whole(g, x), whole(g, x), layered(g, x)
+                first, second, _ = (each(g, x.clone()) for each in (whole, whole, layered))
                 activations = layered.begin(g, x)
                 for i in range(self.num_layers):
                     activations = layered.run_layer(i, g, tuple(t.clone() for t in activations))
