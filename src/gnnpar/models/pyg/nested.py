@@ -103,5 +103,5 @@ _OF_TORCH = frozenset({"training", "_parameters", "_buffers", "_modules"})
 def _held(value: object) -> Iterator[object]:
     """Return the leaves of a value; of an object that is not torch's or PyG's, those of its attributes."""
     for leaf in leaves(value):
-        opaque = callable(leaf) or isinstance(leaf, _NUMBERS) or type(leaf).__module__.startswith("torch")
-        yield from (leaf,) if opaque or not hasattr(leaf, "__dict__") else leaves(vars(leaf))
+        opaque = callable(leaf) or type(leaf).__module__.startswith("torch") or not type(leaf).__dictoffset__
+        yield from (leaf,) if opaque else leaves(vars(leaf))
