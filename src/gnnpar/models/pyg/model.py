@@ -451,12 +451,14 @@ class PyGNet(GNN):
 
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
-        training, rows, in_parts = self._begins(g), None, len(g.node_ids) != g.num_nodes
-        if in_parts and (hooked := [name for name, p in self.net.named_parameters() if p._backward_hooks]):
+        training, rows = self._begins(g), None
+        hooked = [name for name, parameter in self.net.named_parameters() if parameter._backward_hooks]
+        if hooked and len(g.node_ids) != g.num_nodes:
             raise ValueError(f"a hook of {hooked[0]}'s gradient (register_hook) would see the share of one rank")
         if self._measuring or self.totals:
             names = {id(module): name for name, module in self.named_modules()} if self._measuring else None
-            active = self._measuring or self.tries_totals or layout is not None or in_parts
+            shares = layout is not None or len(g.node_ids) != g.num_nodes  # rows with other types or ranks
+            active = self._measuring or self.tries_totals or shares
             rows = GlobalReductions(g.at(0), layout, names, active=active)
         with self._folding(g, x, layout, training=training, rows=rows) as edges:
             if layout is None:
