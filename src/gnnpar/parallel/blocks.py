@@ -216,6 +216,8 @@ class _Fold(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         tensors, (a, b, c), asked = ctx.saved_tensors, ctx.ends, ctx.needs_input_grad[4:]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *grad_outputs)):
+            raise ValueError("the model differentiates a gradient again (create_graph=True), which a fold cannot")
         x, grad_out = split_operands(ctx.counts, tensors[:a]), grad_outputs[0].contiguous()
         gradient = Gradient(ctx, x, tensors[a:b], tensors[b:c], tensors[c:], grad_out, asked)
         return (*(None,) * 4, *wanted_gradients(ctx.walk.differentiate(gradient), asked))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,14 +37,9 @@ def kept(net: nn.Module) -> Iterator[None]:
     with holding(_KEPT, net), ExitStack() as stack:
         for each in net.modules():
             if isinstance(each, InvertibleModule):
-                once = partial(_reversible, each._forward)
-                stack.enter_context(replaced(each, {"disable": True, "_forward": once}))
+                once = {"disable": True, "_forward": _part(norms=False)(each._forward)}
+                stack.enter_context(replaced(each, once))
         yield
-
-
-def _reversible(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
-    with _part(norms=False):
-        return forward(*args, **kwargs)
 
 
 @contextmanager

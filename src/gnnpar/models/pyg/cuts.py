@@ -1,9 +1,9 @@
 """Record a PyG model's forward as a `torch.fx.Graph`, and cut it into layers, between each two convolutions.
 
-A node is a call of a torch function, a convolution or a module without convolutions. Two recordings, with different
-numbers of rows and different dtypes, are merged. An integer that equals the number of rows in both stands for the
-number of rows. A tensor with one row per node in both holds node rows. Python control flow is not recorded, so a module
-that reads values of tensors is refused.
+A node is a call of a torch function, a convolution or a module without convolutions. The graph is recorded with an
+uncommon number of rows and another dtype than the model's: an integer or dtype equal to them stands for those of a
+rank's rows. Python control flow and state are not recorded, so a module that reads values of tensors is refused, and so
+is a model that gives other values layer by layer (`PyGNet.cuts` compares them).
 
 A layer is one convolution and the row-wise steps around it. The cut between two convolutions is the first place where
 the tensors read later have the fewest columns. All of these tensors are sent: the input of a residual, inputs of
@@ -39,9 +39,7 @@ _READS_VALUES = frozenset(
     | {"is_nonzero", "equal", "allclose", "__array__"}
 )
 _LEAVES_NO_STEP = frozenset({"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"})
-_SETS_GRADIENTS = frozenset({"_set_grad_enabled", "set_grad_enabled"})
-_ROWS = (11, 13)  # numbers of rows in the two recordings
-_OTHERWISE = "its forward takes another way, or other numbers, for another number of rows"
+_ROWS = 103  # number of rows in the recording; a model with an integer of this value is refused
 Versions = list[tuple[Tensor, int]]
 
 
@@ -57,8 +55,9 @@ def _tensor_at(value: object, place: int) -> Tensor:
 class Recording(Intercepting):
     """The graph of one call of `net` on features `x`. The inside of a step is not recorded.
 
-    own: nodes for the number, dtype and device of a rank's rows. out: node of the output. meta of a node: `form` (shape
-    and dtype), `written` (nodes changed in place), `last_tag` (of the last dropout when it ends).
+    own: nodes for the number, dtype and device of a rank's rows. out: node of the output. meta of a node: `tail` (row
+    shape, if it holds node rows in the dtype of the features), `written` (nodes changed in place), `last_tag` (of the
+    last dropout when it ends).
     """
 
     def __init__(self, net: nn.Module, view: ProbeGraph, x: Tensor) -> None:
@@ -71,6 +70,7 @@ class Recording(Intercepting):
         self._nodes: dict[int, Node] = {}
         named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
         self._names = {id(t): name for name, t in reversed(named)}
+        self._stored = {t.untyped_storage().data_ptr(): name for name, t in reversed(named) if t.numel()}
 
     def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
         if self.depth:
@@ -81,13 +81,18 @@ class Recording(Intercepting):
         if name in _LEAVES_NO_STEP:
             called = "sets an attribute of" if name == "__set__" else f"calls {name} of"
             raise ValueError(f"its forward {called} a tensor, which no recording follows")
-        if name in _SETS_GRADIENTS:
-            raise ValueError("its forward switches gradients off or on; use detach")
+        self._refuse_other_gradients()
         read = [(t, t._version) for t in _tensors_of((args, given))]
         out = func(*args, **given)
         if _tensors_of(out) or any(t._version != version for t, version in read):
             self._note(func, args, given, read, out)
         return out
+
+    def _refuse_other_gradients(self) -> None:
+        if torch.is_grad_enabled() != self.view.training:  # torch calls the forward of a Function without gradients
+            raise ValueError(
+                "its forward switches gradients off or on, itself or in a torch.autograd.Function; use detach"
+            )
 
     def begin(self, net: nn.Module, args: tuple[object, ...]) -> None:
         x = args[0] if args else None
@@ -99,10 +104,14 @@ class Recording(Intercepting):
     def end(self, net: nn.Module, args: tuple[object, ...], out: object) -> None:
         self.__exit__(None, None, None)
         self.out = self._nodes.get(id(out))
+        for name, buffer in net.named_buffers():
+            if id(buffer) in self._nodes and id(buffer) not in self._names:
+                raise ValueError(f"its forward writes into {name}")
 
     def enter(self, module: nn.Module, args: tuple[object, ...], given: Mapping[str, object]) -> None:
         self.depth += 1
         if self.depth == 1:
+            self._refuse_other_gradients()
             self._read = [(t, t._version) for t in _tensors_of((args, given))]
 
     def leave(self, name: str, module: nn.Module, args: tuple, given: dict[str, object], out: object) -> None:
@@ -116,8 +125,11 @@ class Recording(Intercepting):
         op, name = ("call_module", called) if isinstance(called, str) else ("call_function", called.__name__)
 
         def known(leaf: Argument) -> Argument:
+            if isinstance(leaf, torch.device):
+                return self.own[2]
             if not isinstance(leaf, Tensor) or isinstance(leaf, Placeholder):
-                return leaf
+                is_rows = isinstance(leaf, int) and leaf == self.rows
+                return self.own[0] if is_rows else self.own[1] if leaf is self.dtype else leaf
             if (node := self._node_of(leaf)) is None:
                 raise ValueError(
                     f"{name} reads a tensor that is made neither of x nor of parameters and buffers; register_buffer it"
@@ -127,8 +139,9 @@ class Recording(Intercepting):
         node = self.graph.create_node(op, called, map_aggregate(args, known), map_aggregate(given, known))
         changed = [each for t, version in read if t._version != version for each in (t, t._base)]  # and a view's base
         written = [found for t in changed if t is not None and (found := self._node_of(t)) is not None]
-        if lasting := [each.target for each in written if each.op == "get_attr"]:
-            raise ValueError(f"its forward writes into {lasting[0]}")
+        for t in changed:
+            if t is not None and (lasting := self._stored.get(t.untyped_storage().data_ptr())):
+                raise ValueError(f"its forward writes into {lasting}")
         node.meta |= {"written": written, "last_tag": self.view.last_tag}
         for i, t in enumerate(_tensors_of(out)):
             if self._node_of(t) is None:
@@ -144,7 +157,8 @@ class Recording(Intercepting):
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
         node.meta = {"written": [], "last_tag": self.view.last_tag, **node.meta}
-        node.meta["form"] = tuple(tensor.shape), tensor.dtype
+        if tensor.shape[:1] == (self.rows,) and tensor.dtype == self.dtype:
+            node.meta["tail"] = tensor.shape[1:]
 
 
 def _recording(model: Callable[[ProbeGraph, Tensor], Tensor], net: nn.Module, view: ProbeGraph, x: Tensor) -> Recording:
@@ -169,45 +183,6 @@ def _recording(model: Callable[[ProbeGraph, Tensor], Tensor], net: nn.Module, vi
 def _is_step(module: nn.Module) -> bool:
     inside = (each for each in module.modules() if each is not module)
     return isinstance(module, MessagePassing) or not any(isinstance(each, MessagePassing) for each in inside)
-
-
-def _merged(a: Recording, b: Recording) -> Recording:
-    """Return `a` with a graph for any number of rows and dtype. ValueError if the recordings differ in other ways.
-
-    meta of a node that holds node rows in the dtype of the features: `tail`, their row shape.
-    """
-    rows, dtype, device = a.own
-    nodes, twins = list(a.graph.nodes), list(b.graph.nodes)
-    number = {node: i for i, node in enumerate(twins)}
-
-    def both(x: object, y: object) -> object:
-        if isinstance(x, tuple | list) and isinstance(y, tuple | list) and len(x) == len(y):
-            pairs = [both(*pair) for pair in zip(x, y, strict=True)]
-            return tuple(pairs) if isinstance(x, tuple) else pairs
-        if isinstance(x, dict) and isinstance(y, dict) and list(x) == list(y):
-            return {key: both(x[key], y[key]) for key in x}
-        if isinstance(x, slice) and isinstance(y, slice):
-            return slice(*(both(*ends) for ends in ((x.start, y.start), (x.stop, y.stop), (x.step, y.step))))
-        if isinstance(x, Placeholder) and type(x) is type(y):
-            return x
-        if isinstance(x, torch.device):
-            return device
-        for node, values in ((dtype, (a.dtype, b.dtype)), (rows, (a.rows, b.rows))):
-            if (x, y) == values:
-                return node
-        if nodes[number[y]] is x if isinstance(y, Node) else x == y:
-            return x
-        raise ValueError(_OTHERWISE)
-
-    if len(nodes) != len(twins):
-        raise ValueError(_OTHERWISE)
-    for x, y in zip(nodes, twins, strict=True):
-        both((x.op, x.target, x.meta.get("written")), (y.op, y.target, y.meta.get("written")))
-        x.args, x.kwargs = both(x.args, y.args), both(x.kwargs, y.kwargs)
-        shape, kind = x.meta.get("form", ((), None))
-        if shape[:1] == (a.rows,) and kind == a.dtype and y.meta.get("form") == ((b.rows, *shape[1:]), b.dtype):
-            x.meta["tail"] = shape[1:]
-    return a
 
 
 def columns(node: Node) -> float:
@@ -258,8 +233,8 @@ Program = tuple[Segment, ...]
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """A model cut into layers. programs: by (training, weighted). reads: the activations before each layer in training.
-    layer_of: layer of each parameter read in a layer."""
+    """A model cut into layers. programs: by (training, weighted). reads: the activations before each layer. layer_of:
+    layer of each parameter read in a layer."""
 
     programs: Mapping[tuple[bool, bool], Program]
     reads: tuple[tuple[Node, ...], ...]
@@ -278,19 +253,15 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
     of the convolutions in `net`, in order of execution."""
     programs: dict[tuple[bool, bool], Program] = {}
     dtype = next(model.parameters(), torch.zeros(0)).dtype
-    other = torch.float32 if dtype == torch.float64 else torch.float64
-    twins = [copy.deepcopy(model).to(each) for each in (dtype, other)]
-    nets = [twin.get_submodule("net") for twin in twins]
+    twin = copy.deepcopy(model).to(torch.float32 if dtype == torch.float64 else torch.float64)
+    net = twin.get_submodule("net")
     for weights in weighted:
         for training in (False, True):
-            kept = python_state(nets[0])
-            recordings = [
-                _recording(twin, net, *example(twin, rows, in_dim, training, weights))
-                for twin, net, rows in zip(twins, nets, _ROWS, strict=True)
-            ]
-            if changed := [name for name, value in python_state(nets[0]).items() if kept.get(name) != value]:
+            kept = python_state(net)
+            recording = _recording(twin, net, *example(twin, _ROWS, in_dim, training, weights))
+            if changed := [name for name, value in python_state(net).items() if kept.get(name) != value]:
                 raise ValueError(f"its forward changes {changed[0]}, which a recording would leave as it is")
-            programs[training, weights] = _segments(_merged(*recordings), convs)
+            programs[training, weights] = _segments(recording, convs)
     reads = [tuple(layer.reads for layer in program[1:-1]) for program in programs.values()]
     if len({tuple(tuple(map(columns, nodes)) for nodes in layers[1:]) for layers in reads}) > 1:
         raise ValueError("its forward keeps other rows between convolutions in training than in evaluation")

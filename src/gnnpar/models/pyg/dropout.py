@@ -19,10 +19,13 @@ from gnnpar_kernels import keep_mask
 
 LAST_TAG = 16  # before the first dropout of a pass; gnnpar's own models use smaller tags
 _DROPOUTS = frozenset({F.dropout, torch.dropout})
+_ATTENDS: Mapping[object, int] = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
+"""Functions with dropout inside, and the position of their argument `dropout_p`."""
 _OTHER_NOISE = frozenset(
     {
         *(F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.gumbel_softmax, F.rrelu),
         *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like),
+        *(torch._standard_gamma, torch._sample_dirichlet),  # pyright: ignore[reportPrivateImportUsage] - of torch.distributions
         *(torch.bernoulli, torch.binomial, torch.multinomial, torch.normal, torch.poisson, torch.randperm),
         *(torch.rrelu, torch.rrelu_, Tensor.bernoulli, Tensor.bernoulli_, Tensor.cauchy_, Tensor.exponential_),
         *(Tensor.geometric_, Tensor.log_normal_, Tensor.multinomial, Tensor.normal_, Tensor.random_, Tensor.uniform_),
@@ -87,10 +90,9 @@ def _dropout_by(body: Callable[[Tensor, float], Tensor]) -> TorchFunctionMode:
                 raise ValueError(
                     f"the model calls {func.__name__}: its noise is not keyed; use F.dropout or nn.Dropout"
                 )
-        if func is F.scaled_dot_product_attention and (given.get("dropout_p") or (len(args) > 4 and args[4])):
-            raise ValueError(
-                "the model calls scaled_dot_product_attention with dropout_p: its noise is not keyed; set it to 0"
-            )
+        place = _ATTENDS.get(func, len(args))
+        if given.get("dropout_p", 0 if place >= len(args) else args[place]) and given.get("training", True):
+            raise ValueError(f"the model calls {func.__name__} with dropout_p: its noise is not keyed; set it to 0")
         if func in (torch.sort, Tensor.sort) and len(args) == 1 and not args[0].is_floating_point():
             return func(*args, **{"stable": True, **given})  # masks are keyed by row: equal keys keep their order
         if func not in _DROPOUTS:

@@ -31,7 +31,7 @@ from gnnpar.models.pyg.all_rows import NodeRows, plain_rows
 from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import Bipartite, Edges, LocalEdges, Refused
 from gnnpar.models.pyg.nested import mapped_call, replaced
-from gnnpar.models.pyg.propagate import Forward, Lowering, is_plain
+from gnnpar.models.pyg.propagate import Forward, Lowering, is_plain, is_untouched
 
 _BY_KEY = "__"  # joins the names of an edge type in the output of to_hetero, and in PyG's ModuleDict
 
@@ -103,9 +103,9 @@ def hetero_lowering(conv: MessagePassing) -> Lowering | None:
     with its own methods or hooks."""
     if not isinstance(conv, pyg.HGTConv):
         return None
-    if type(conv) is not pyg.HGTConv or not is_plain(conv):
+    if type(conv) is not pyg.HGTConv or not all((is_plain(conv), is_untouched(conv.k_rel), is_untouched(conv.v_rel))):
         raise ValueError("is a HGTConv with methods or hooks of its own, which is not carried")
-    return TypedAttention()
+    return TypedAttention("mapped to attention by types of nodes and edges", False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,8 +242,6 @@ class RelationGraph(Bipartite):
 
 class TypedAttention(Lowering):
     """HGTConv: keys and values are sent once for all relations; destinations apply the matrices of relations."""
-
-    title = "mapped to attention by types of nodes and edges"
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         raise ValueError("is a HGTConv outside of a model of dictionaries by type, which is not carried")

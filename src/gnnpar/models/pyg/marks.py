@@ -55,6 +55,7 @@ _SCATTERS = frozenset(
     for name in ("scatter_add", "scatter_reduce", "scatter", "index_add", "index_reduce", "index_put", "index_copy")
     for ending in ("", "_")
 )
+_WRITES = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__"})
 _NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"})
 
 
@@ -146,7 +147,9 @@ class Placeholder(Marked):
         """Return the tensor of this placeholder. ValueError if the rank holds only a part of it."""
         if func is Tensor.size and args[1:] == (0,) and isinstance(self, Edges):
             return self
-        running = LocalEdges.current.get()
+        running, name = LocalEdges.current.get(), func.__name__
+        if args and args[0] is self and (name in _WRITES or (name[-1] == "_" != name[0])):
+            raise ValueError(f"the model writes into {self.name} ({name.strip('_')}); write into a copy")
         if running is None and not self.local.whole:
             raise ValueError(
                 f"the model reads {self.name} outside of a convolution ({func.__name__.strip('_')}), and a rank holds "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -74,7 +76,7 @@ class PyG(ModelSource):
     `kwargs` sets them. So is a required `deg`, the histogram of in-degrees [largest + 1]. A heterogeneous model gets
     `metadata`, and -1 for the width of features, which PyG's lazy modules infer.
     self_loops: of the dataset; auto: see `loops`. edge_dim: width of edge_attr. edge_types: number of edge types. None:
-    as in the dataset. nodes: number of nodes, set by `on`; 0: unknown.
+    as in the dataset. nodes, types: number of nodes and schema of a heterogeneous model, set by `on`; 0, None: unknown.
     """
 
     target: str | None = None
@@ -83,8 +85,8 @@ class PyG(ModelSource):
     edge_dim: int | None = None
     edge_types: int | None = None
     nodes: int = 0
+    types: Schema | None = None
     wraps: ClassVar[bool] = True
-    types: ClassVar[Schema | None] = None  # of the dataset of a heterogeneous model
     input_dropout = 0.0
 
     def __post_init__(self) -> None:
@@ -133,6 +135,8 @@ class PyG(ModelSource):
         return any(isinstance(each, NormalizedSum) for each in self.lowerings_of(self._sample()).values())
 
     def on(self, sizes: EdgeSizes) -> PyG:
+        if self.types is not None:
+            return self
         if self.edge_dim not in (None, sizes.attr):
             raise ValueError(f"model.edge_dim={self.edge_dim}, and the dataset's edge_attr has width {sizes.attr}")
         if self.edge_types is not None and self.edge_types < sizes.types:
@@ -153,7 +157,7 @@ class PyG(ModelSource):
         if sizes.schema is None:
             raise self._lacks_schema()
         loops = "keep" if self._given_loops is not False and sizes.loops else False
-        return HeteroPyG(**{**vars(given), "self_loops": loops, "types": sizes.schema})
+        return replace(given, self_loops=loops, types=sizes.schema)
 
     @property
     def _given_loops(self) -> SelfLoops:
@@ -291,6 +295,11 @@ class PyG(ModelSource):
             if model.schema is None and reads_dictionaries(model.net):
                 raise self._lacks_schema()
             refuse_noise(model)
+            for name, parameter in model.net.named_parameters():
+                if parameter._post_accumulate_grad_hooks:
+                    raise ValueError(
+                        f"{name} has a hook of register_post_accumulate_grad_hook, which does not run here"
+                    )
             for each in model.net.modules():
                 if isinstance(each, RGATConv):  # PyG's reset_parameters computes these values but does not assign them
                     nn.init.constant_(each.l2, 1 / each.out_channels)
@@ -303,17 +312,6 @@ class PyG(ModelSource):
             return model
 
         return construct(make, seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeteroPyG(PyG):
-    """A heterogeneous model on a HeteroData with the schema `types`."""
-
-    types: Schema  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def on(self, sizes: EdgeSizes) -> PyG:
-        """Return self."""
-        return self
 
 
 def _located(target: str | None) -> Callable[..., object]:
@@ -356,6 +354,11 @@ def _why(error: Exception) -> str:
     return lines[0][:200] if plain else reason_of(error)[:300]
 
 
+def _python_noise() -> object:
+    """Return the states of Python's and NumPy's random generators."""
+    return random.getstate(), repr(numpy.random.get_state())
+
+
 _WEIGHT_NAMES = ("edge_weight", "edge_weights", "edge_weight_dict", "edge_weights_dict")
 _ARGUMENTS: dict[str, EdgeKind] = {
     **dict.fromkeys(_WEIGHT_NAMES, "weight"),
@@ -382,15 +385,9 @@ def _convolutions(net: nn.Module) -> dict[str, MessagePassing]:
     return {name: conv for name, conv in net.named_modules() if isinstance(conv, MessagePassing)}
 
 
-def _rounded(dtype: torch.dtype, conv: nn.Module, arguments: object, output: object) -> object:
-    """Round a convolution's output (a tensor or a dictionary of tensors) in a forward hook; keep a tuple."""
-    plain = isinstance(output, tuple)
-    return output if plain else mapped(output, lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf)
-
-
-def _on_own_rows(name: str, forward: Forward, rows: GlobalReductions | None) -> Forward:
-    """Return a convolution's forward that takes node rows without their mark and marks its output. Prefix refusals with
-    `name`."""
+def _on_own_rows(name: str, forward: Forward, rows: GlobalReductions | None, dtype: torch.dtype) -> Forward:
+    """Return a convolution's forward that takes node rows without their mark and marks its output. Round the output (a
+    tensor or a dictionary of tensors) to a narrow dtype; keep a tuple. Prefix refusals with `name`."""
 
     def run(*args: object, **kwargs: object) -> object:
         if rows is not None:
@@ -399,6 +396,8 @@ def _on_own_rows(name: str, forward: Forward, rows: GlobalReductions | None) -> 
             out = forward(*args, **kwargs)
         except Refused as error:
             raise ValueError(f"{name} {error}") from error
+        if is_narrow(dtype) and not isinstance(out, tuple):
+            out = mapped(out, lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf)
         return out if rows is None else mapped(out, rows.marked)  # also attention weights returned with the rows
 
     return run
@@ -453,6 +452,9 @@ class PyGNet(GNN):
     def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
         """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
         training, rows = self._begins(g), None
+        hooked = [name for name, parameter in self.net.named_parameters() if parameter._backward_hooks]
+        if hooked and len(g.node_ids) != g.num_nodes:
+            raise ValueError(f"a hook of {hooked[0]}'s gradient (register_hook) would see the share of one rank")
         if self._measuring or self.totals:
             names = {id(module): name for name, module in self.named_modules()} if self._measuring else {}
             rows = GlobalReductions(g.at(0), layout and [len(rows) for rows in layout.rows], names)
@@ -532,14 +534,12 @@ class PyGNet(GNN):
                 if layer not in (None, i):
                     continue
                 conv, view = convs[name], g.at(i)
-                if is_narrow(x.dtype):
-                    stack.callback(conv.register_forward_hook(partial(_rounded, x.dtype)).remove)
                 if layout is None:
                     forward = lowering.forward(conv, view, conv.forward)
                 else:
                     forward = TypedGraph(view, layout).forward(lowering, conv, conv.forward)
                 marks = rows if layout is None else None
-                forward = _on_own_rows(f"{name} ({type(conv).__name__})", forward, marks)
+                forward = _on_own_rows(f"{name} ({type(conv).__name__})", forward, marks, x.dtype)
                 bodies.append((conv, forward if "forward" in vars(conv) else StandIn(forward)))
             for module, forward in bodies:
                 stack.enter_context(replaced(module, {"forward": forward}))
@@ -560,7 +560,10 @@ class PyGNet(GNN):
                 self.net = copy.deepcopy(own)
             out = self._try(widths, training=False)
             if self.net is not own:
+                drawn = _python_noise()
                 self._try(widths, training=True)
+                if _python_noise() != drawn:
+                    raise ValueError("forward draws numbers of Python's or NumPy's generator: its noise is not keyed")
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error
         except Exception as error:  # forward may raise anything
@@ -578,17 +581,15 @@ class PyGNet(GNN):
         self.widths = (self.in_dim, *widths.values())
 
     def _try(self, widths: dict[str, int], *, training: bool) -> Tensor:
-        """Return logits of a few nodes, or of the dataset's number of nodes if the model requires it."""
-        try:
-            return self._logits(_PROBE_NODES, widths, training=training)
-        except Exception:  # forward may raise anything
-            marked, self._measuring = self._measuring, False
-            if not marked and (self.schema is not None or self.source.nodes in (0, _PROBE_NODES)):
-                raise
-        widths.clear()
-        if marked:  # retry without marked tensors
-            return self._try(widths, training=training)
-        return self._logits(self.source.nodes, widths, training=training)
+        """Return logits of a few nodes, else without marked tensors, else of the dataset's number of nodes."""
+        sizes = [_PROBE_NODES] * (1 + self._measuring)
+        sizes += [self.source.nodes] if self.schema is None and self.source.nodes else []
+        for num_nodes in sizes[:-1]:
+            with suppress(Exception):  # forward may raise anything
+                return self._logits(num_nodes, widths, training=training)
+            self._measuring = False
+            widths.clear()
+        return self._logits(sizes[-1], widths, training=training)
 
     def _logits(self, num_nodes: int, widths: dict[str, int], *, training: bool) -> Tensor:
         """Return logits of `num_nodes` nodes, or of one of each type. Record the width of each convolution's output, in
@@ -640,17 +641,22 @@ class PyGNet(GNN):
         return self._cuts
 
     def _compare(self, cuts: Cuts) -> None:
-        """Raise ValueError if a copy run layer by layer gives other values."""
-        twin = copy.deepcopy(self)
-        twin._cuts = cuts
+        """Raise ValueError if a copy run layer by layer gives other values. Compare the second pass, since state that
+        forward changes is constant in a recording."""
         for training, weighted in cuts.programs:
-            g, x = example(twin, 7, self.in_dim, training, weighted)
+            whole, layered = copy.deepcopy(self), copy.deepcopy(self)
+            layered._cuts = cuts
+            g, x = example(self, 7, self.in_dim, training, weighted)
             with torch.no_grad():
-                expected, activations = twin(g, x), twin.begin(g, x)
+                first, second, _ = (each(g, x.clone()) for each in (whole, whole, layered))
+                activations = layered.begin(g, x)
                 for i in range(self.num_layers):
-                    activations = twin.run_layer(i, g, tuple(t.clone() for t in activations))
-                if not torch.equal(twin.end(g, activations), expected):
-                    raise ValueError("layer by layer it gives other values than as a whole")
+                    activations = layered.run_layer(i, g, tuple(t.clone() for t in activations))
+                if torch.equal(layered.end(g, activations), second):
+                    continue
+            if torch.equal(first, second):
+                raise ValueError("its forward takes another way, or other numbers, for another number of rows")
+            raise ValueError("its forward gives other values the second time, and a recording the same")
 
     def _weighted(self, g: Graph) -> bool:
         """Return True if forward gets edge weights."""

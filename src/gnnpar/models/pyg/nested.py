@@ -84,10 +84,24 @@ def replaced(module: nn.Module, methods: Mapping[str, object]) -> Iterator[None]
 
 
 def python_state(net: nn.Module) -> dict[str, object]:
-    """Return the numbers and strings that modules keep as attributes, without their mode."""
-    return {
-        f"{name}.{key}".removeprefix("."): value
-        for name, module in net.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, bool | int | float | str) and key != "training"
-    }
+    """Return the numbers and strings that modules keep, by attribute, without their mode. Of a container or an object
+    of the user's: the list of those in it."""
+    found = dict[str, object]()
+    for name, module in net.named_modules():
+        for key, value in vars(module).items():
+            if key not in _OF_TORCH:
+                kept = value if isinstance(value, _NUMBERS) else [n for n in _held(value) if isinstance(n, _NUMBERS)]
+                if kept != []:
+                    found[f"{name}.{key}".removeprefix(".")] = kept
+    return found
+
+
+_NUMBERS = (int, float, str)
+_OF_TORCH = frozenset({"training", "_parameters", "_buffers", "_modules"})
+
+
+def _held(value: object) -> Iterator[object]:
+    """Return the leaves of a value; of an object that is not torch's or PyG's, those of its attributes."""
+    for leaf in leaves(value):
+        opaque = callable(leaf) or type(leaf).__module__.startswith("torch") or not type(leaf).__dictoffset__
+        yield from (leaf,) if opaque else leaves(vars(leaf))

@@ -19,6 +19,7 @@ from typing import TypeGuard, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 
@@ -32,7 +33,7 @@ from gnnpar.graph import Graph, Local, unchanged
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Placeholder, Refused, Types, Weights, unmarked
-from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, replaced
+from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, python_state, replaced
 from gnnpar.models.pyg.norm import IN_A_FOLD
 from gnnpar.models.rgcn import relational_product
 from gnnpar.models.transformer import attend
@@ -63,42 +64,31 @@ _WHOLE = "runs as it is, on whole neighbourhoods"
 _REDUCTIONS = {pyg.SumAggregation: "sum", pyg.MeanAggregation: "mean", pyg.MaxAggregation: "max"}
 _HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 _HOOKS = tuple(f"_{step}_forward_{when}" for step in _HOOKED for when in ("pre_hooks", "hooks"))
-_METHODS = (*_HOOKED, "update", "edge_updater", "forward", "collect", "_collect", "_lift", "__lift__")
+_GATHER = ("_lift", "_collect", "_index_select", "_index_select_safe", "_set_size", "_check_input")
+_METHODS = (*_HOOKED, "update", "edge_updater", "forward", *_GATHER)
 _OF_ALL_EDGES = MessagePassing.special_args | {Types.name}
-
-
-class Lowering:
-    """The aggregation path of a convolution. title: shown to the user. whole: read whole neighbourhoods. loops: the
-    fold needs a graph with one self loop per node."""
-
-    title = ""
-    whole = False
-    loops = False
-
-    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
-        """Return the convolution's forward on the rows of `g`. forward: its own forward."""
-        raise NotImplementedError
 
 
 def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
     """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or as given)."""
-    cls, options, reduction = type(conv), vars(conv), _reduction(conv)
-    wants = bool(options.get("add_self_loops"))
+    cls, options, reduction, own = type(conv), vars(conv), _reduction(conv), vars(_own_code(conv))
+    wants, kept = bool(options.get("add_self_loops")), {key: own[key] for key in ("reduction", "message")}
     if not is_plain(conv) or not reduction:
-        return OwnCode.of(conv)
+        return Lowering(**own)
     if cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
         fits = not (wants and self_loops == "keep") and not (cls is pyg.APPNP and options["dropout"] > 0)
         if fits and (cls is pyg.GCNConv or not options.get("cached")):
             adds, improved = wants and self_loops is not True, bool(options.get("improved"))
             loop = 1 + improved if adds else 0
-            return NormalizedSum(loop, loops=self_loops is True, improved=improved and wants)
+            loops = {"loop": loop, "loops": self_loops is True, "improved": improved and wants}
+            return NormalizedSum("mapped to GCN's sum", False, **kept, **loops)
     if cls in _ATTENDS and reduction == "sum" and options["edge_dim"] is None and (self_loops is True or not wants):
-        return Attention(loops=wants)
+        return Attention("mapped to an online softmax", False, **kept, loops=wants)
     if cls is pyg.TransformerConv and reduction == "sum":
-        return DotAttention()
+        return DotAttention("mapped to an online softmax", False, **kept)
     if cls in _RELATIONAL and reduction != "max":
-        return Relational()
-    return OwnCode.of(conv)
+        return Relational("mapped to a sum by type of edge", False, **kept)
+    return Lowering(**own)
 
 
 def adds_loops(conv: MessagePassing) -> bool:
@@ -127,17 +117,17 @@ def is_plain(conv: MessagePassing) -> bool:
 def _reduction(conv: MessagePassing) -> str:
     """Return the reduction if the aggregation is exactly PyG's sum, mean or maximum, else an empty string."""
     module = conv.aggr_module
-    return _REDUCTIONS.get(type(module), "") if isinstance(module, nn.Module) and _is_untouched(module) else ""
+    return _REDUCTIONS.get(type(module), "") if isinstance(module, nn.Module) and is_untouched(module) else ""
 
 
-def _is_untouched(module: nn.Module) -> bool:
+def is_untouched(module: nn.Module) -> bool:
     """Return True if a module has no hooks and runs the forward of its class."""
-    hooked = module._forward_pre_hooks or module._forward_hooks or module._backward_hooks
+    hooked = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     return not hooked and "forward" not in vars(module)
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[pyg.Linear]:
-    return type(module) is pyg.Linear and _is_untouched(module)
+    return type(module) is pyg.Linear and is_untouched(module)
 
 
 def _ends(value: object) -> tuple[Tensor, Tensor]:
@@ -155,195 +145,50 @@ def _are_given(edges: object) -> bool:
     return isinstance(edges, Edges) and not edges.flipped
 
 
-class _Mapped(Lowering):
-    """The convolution's own forward with `propagate` replaced by a fold. own: path of calls with unsupported
-    arguments."""
+def _own_code(conv: MessagePassing) -> Lowering:
+    """Return the path of a convolution's own code."""
+    cls, reduction = type(conv), _reduction(conv)
+    own, of_pyg = partial(inspect.getattr_static, cls), partial(inspect.getattr_static, MessagePassing)
+    ends = all(own(each) is of_pyg(each) for each in ("aggregate", "update", "edge_update", *_GATHER))
+    propagate = own("propagate")
+    generated = inspect.isfunction(propagate) and propagate.__module__.endswith("_propagate")  # by PyG
+    if reduction and ends and is_plain(conv) and (generated or propagate is MessagePassing.propagate):
+        if own("message") in _PLAIN:
+            return Lowering(f"mapped to a {reduction} of source rows", False, reduction)
+        names = tuple(inspect.signature(conv.message).parameters)
+        counts = any(True for child in conv.children() for _ in child.buffers())  # a message may change buffers
+        drops = float(vars(conv).get("dropout") or 0) > 0
+        if reduction != "max" and _OF_ALL_EDGES.isdisjoint(names) and not counts and not drops:
+            return Lowering(f"its own message, {reduction} over edges", False, reduction, names)
+    return Lowering()
 
-    own: OwnCode | None = None
-    reads = frozenset({"edge_index", "edge_weight", "x", "x_0"})
 
-    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
-        """Return True if a call's arguments are the graph's own edges and the fold reads all of them."""
-        others = [value for name, value in given.items() if name not in self.reads and value is not None]
-        weight = given.get("edge_weight")
-        return _are_given(given["edge_index"]) and not others and (weight is None or isinstance(weight, Weights))
+@dataclass(eq=False)
+class Lowering:
+    """The aggregation path of a convolution: its own code, with folds in place of `propagate`.
 
-    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
-        """Return the result of `propagate` with the arguments `given`."""
-        raise NotImplementedError
+    title: shown to the user. whole: read whole neighbourhoods. reduction: aggregation of `propagate` that a fold may
+    replace; empty: none. message: argument names of a message that reads one edge at a time; None: the message is the
+    source's row. apart: `message` was tried on single edges. loops: the graph must have one self loop per node, which
+    only the fold of a subclass leaves out.
+    """
 
-    def run(self, conv: MessagePassing, g: Graph, forward: Forward, call: inspect.BoundArguments) -> object:
-        """Return the result of the convolution's own forward."""
-
-        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
-            return self.fold(conv, g, given)
-
-        def edge_updater(edge_index: object, size: object = None, **given: object) -> object:
-            return given
-
-        call.arguments["edge_index"] = object()  # keep PyG from preparing a tensor of edges
-        with with_matrices(conv, self, propagate, edge_updater=edge_updater):
-            return forward(*call.args[1:], **call.kwargs)
+    title: str = _WHOLE
+    whole: bool = True
+    reduction: str = ""
+    message: tuple[str, ...] | None = None
+    apart: bool = False
+    loops: bool = False
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
-        asked = inspect.signature(type(conv).forward)
+        """Return the convolution's forward on the rows of `g`. forward: its own forward."""
 
         def run(*args: object, **kwargs: object) -> object:
-            call = asked.bind(conv, *args, **kwargs)
-            if self.takes(conv, {name: value for name, value in call.arguments.items() if name != "self"}):
-                return self.run(conv, g, forward, call)
             if self.loops:
                 raise Refused(
                     "is called with more than the graph's own edges and rows, while dataset.self_loops has put its "
                     "loops into the graph; set dataset.self_loops=keep"
                 )
-            self.own = self.own or OwnCode.of(conv)
-            out = self.own.forward(conv, g, forward)(*args, **kwargs)
-            self.whole = self.own.whole
-            return out
-
-        return run
-
-
-@dataclass(eq=False)
-class NormalizedSum(_Mapped):
-    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. loop: weight of the self loop to add per node; 0: add
-    none. loops: the graph has a self loop of weight 1 per node, so no degree is 0. improved: PyG's option, which needs
-    loops of weight 2."""
-
-    loop: int
-    loops: bool
-    improved: bool = False
-    title = "mapped to GCN's sum"
-
-    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
-        if self.improved and self.loops and given.get("edge_weight") is not None:
-            raise Refused(
-                "gives self loops the weight 2 (improved=True), and dataset.self_loops=true has added loops of weight "
-                "1; set dataset.self_loops=keep"
-            )
-        return super().takes(conv, given)
-
-    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
-        weighted, rows = given.get("edge_weight") is not None, _ends(given["x"])[0]
-        table = rows.movedim(-2, 0) if rows.ndim > 2 else rows
-        out = self._sum(g, table.flatten(1), weighted).unflatten(1, table.shape[1:])
-        return out.movedim(0, -2) if rows.ndim > 2 else out
-
-    def _sum(self, g: Graph, rows: Tensor, weighted: bool) -> Tensor:
-        """Return the normalised sum. Shapes: [N, F] -> [N, F]."""
-        if g.normalised:
-            return g.aggregate(Sum(weighted=True), g.source(unchanged, rows))
-        source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
-        out = g.aggregate(Sum(weighted=weighted), source)
-        loop = self._loop_of(g, weighted)
-        return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
-
-    def _loop_of(self, local: Local, weighted: bool) -> int:
-        """Return the weight of added loops. Without edge weights PyG ignores `improved` and adds loops of weight 1."""
-        return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
-
-    def _scale(self, local: Local, weighted: bool) -> Tensor:
-        weight = local.in_weight if weighted else None
-        degree = (local.in_degree if weight is None else weight) + self._loop_of(local, weighted)
-        return torch.where(degree > 0, degree, torch.inf).rsqrt()[:, None]
-
-
-@dataclass(eq=False)
-class Attention(_Mapped):
-    """GATConv and GATv2Conv through a softmax fold over in-edges."""
-
-    loops: bool = False
-    title = "mapped to an online softmax"
-
-    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
-        return super().takes(conv, given) and _ends(given["x"])[1] is not None
-
-    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
-        assert isinstance(conv, pyg.GATConv | pyg.GATv2Conv)
-        source, destination = _ends(given["x"])
-        dropout = g.edge_dropout(conv.dropout if conv.training else 0.0)
-        if isinstance(conv, pyg.GATv2Conv):
-            fold = SoftmaxV2(conv.negative_slope, dropout)
-            return g.aggregate(fold, g.source(unchanged, source), (destination,), shared=(conv.att[0],))
-        scores = given["alpha"]
-        assert isinstance(scores, dict)
-        of_source, of_destination = _ends(scores["alpha"])
-        rows = g.source(unchanged, source, of_source)
-        return g.aggregate(Softmax(conv.negative_slope, dropout), rows, (of_destination,))
-
-
-class DotAttention(_Mapped):
-    """TransformerConv, with or without `lin_edge`."""
-
-    title = "mapped to an online softmax"
-    reads = _Mapped.reads | {"edge_attr"}
-
-    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
-        edge, matrix = given.get("edge_attr"), vars(conv)["_modules"].get("lin_edge")
-        fits = edge is None if matrix is None else isinstance(edge, EdgeRows) and edge.ndim == 2 and _is_linear(matrix)
-        rows = all(_is_rows(each) and each.ndim == 2 for each in _ends(given["x"]))
-        return rows and fits and super().takes(conv, given)
-
-    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
-        assert isinstance(conv, pyg.TransformerConv)
-        query, key, value = (cast("Tensor", given[name]) for name in ("query", "key", "value"))
-        edge = (rows.plain(),) if isinstance(rows := given["edge_attr"], EdgeRows) else ()
-        matrix = conv.lin_edge.weight if edge and conv.lin_edge is not None else None
-        return attend(g, g.source(unchanged, key, value), query, edge, matrix, conv.dropout if conv.training else 0.0)
-
-
-class Relational(_Mapped):
-    """RGCNConv and FastRGCNConv: sums or means of source rows by edge type, and one product for all types."""
-
-    title = "mapped to a sum by type of edge"
-
-    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
-        rows = all(isinstance(each, Tensor) for each in _ends(given["x"])) and _ends(given["x"])[0].is_floating_point()
-        return _are_given(given["edge_index"]) and isinstance(given.get("edge_type"), Types) and rows
-
-    def run(self, conv: MessagePassing, g: Graph, forward: Forward, call: inspect.BoundArguments) -> object:
-        assert isinstance(conv, pyg.RGCNConv)
-        source, destination = _ends(call.arguments["x"])
-        degree = g.type_degree(conv.num_relations)
-        rows = g.aggregate(Sum(types=conv.num_relations), g.source(unchanged, source))
-        if _reduction(conv) == "mean":
-            rows = rows * degree.clamp_min(1).reciprocal()[..., None]
-        out = relational_product(rows, conv.weight, conv.comp)
-        out = out if conv.root is None else out + destination @ conv.root
-        return out if conv.bias is None else out + conv.bias
-
-
-@dataclass(eq=False)
-class OwnCode(Lowering):
-    """The convolution's own code. reduction: aggregation of `propagate` that a fold may replace; empty: none. message:
-    argument names of a message that reads one edge at a time; None: the message is the source's row."""
-
-    title: str
-    whole: bool
-    reduction: str = ""
-    message: tuple[str, ...] | None = None
-    apart: bool = False  # whether `message` was tried on single edges
-
-    @staticmethod
-    def of(conv: MessagePassing) -> OwnCode:
-        cls, reduction = type(conv), _reduction(conv)
-        own, of_pyg = partial(inspect.getattr_static, cls), partial(inspect.getattr_static, MessagePassing)
-        ends = all(own(each) is of_pyg(each) for each in ("aggregate", "update", "edge_update"))
-        propagate = own("propagate")
-        generated = inspect.isfunction(propagate) and propagate.__module__.endswith("_propagate")  # by PyG
-        if reduction and ends and is_plain(conv) and (generated or propagate is MessagePassing.propagate):
-            if own("message") in _PLAIN:
-                return OwnCode(f"mapped to a {reduction} of source rows", False, reduction)
-            names = tuple(inspect.signature(conv.message).parameters)
-            counts = any(True for child in conv.children() for _ in child.buffers())  # a message may change buffers
-            drops = float(vars(conv).get("dropout") or 0) > 0
-            if reduction != "max" and _OF_ALL_EDGES.isdisjoint(names) and not counts and not drops:
-                return OwnCode(f"its own message, {reduction} over edges", False, reduction, names)
-        return OwnCode(_WHOLE, True)
-
-    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
-        def run(*args: object, **kwargs: object) -> object:
             if not any(isinstance(each, Edges) for each in (*args, *kwargs.values())):
                 return forward(*args, **kwargs)  # on edges made by the model, on a whole graph
             local = LocalEdges(g)
@@ -417,15 +262,20 @@ class OwnCode(Lowering):
 
     def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]], weighted: bool) -> list[Tensor] | None:
         """Run the message on four edges and return the parameters it reads. Return None if it reads other tensors that
-        need gradients, mixes edges, draws random numbers, changes state, or fails."""
+        need gradients, mixes edges, draws random numbers, changes state, keeps tensors, or fails."""
         x = {side: tuple(map(_probe_rows, rows)) for side, rows in operands.items()}
         edge = (*x["edge"], x["j"][0].new_ones(_PROBE_EDGES)) if weighted else x["edge"]
-        before = [(each, dict(vars(each))) for each in value.conv.modules()]
+        before, numbers = [(each, dict(vars(each))) for each in value.conv.modules()], python_state(value.conv)
         try:
             with _Reads() as reads, torch.enable_grad(), no_dropout():
-                whole = value(x["j"], x["i"], edge, ())
+                out = value(x["j"], x["i"], edge, ())
+            whole = out.detach().clone()
+            del out
+            if len(reads.made) or python_state(value.conv) != numbers:
+                self.reduction = ""  # for good, since each probe leaves more of it
+                return None
             given = {id(t) for rows in (*x.values(), edge) for t in rows}
-            learned = [t for t in reads.others if t.requires_grad and id(t) not in given]
+            learned = [t for t in reads.others.values() if t.requires_grad and id(t) not in given]
             changed = any(vars(each) != was for each, was in before)
             if changed or len(whole) != _PROBE_EDGES or not all(isinstance(t, nn.Parameter) for t in learned):
                 return None
@@ -436,7 +286,7 @@ class OwnCode(Lowering):
                     src, dst, own = (tuple(t.detach()[at] for t in rows) for rows in (x["j"], x["i"], edge))
                     parts.append(fixed(src, dst, own, shared))
                 joined = torch.cat(parts)
-                self.apart = joined.shape == whole.shape and torch.allclose(joined, whole.detach(), equal_nan=True)
+                self.apart = joined.shape == whole.shape and torch.allclose(joined, whole, equal_nan=True)
                 self.apart &= not joined.requires_grad
             return learned if self.apart else None
         except Exception:  # a message may raise anything
@@ -445,6 +295,147 @@ class OwnCode(Lowering):
             for each, was in before:
                 vars(each).clear()
                 vars(each).update(was)
+
+
+class _Mapped(Lowering):
+    """The convolution's own forward with `propagate` replaced by a fold; its own code for calls with other
+    arguments."""
+
+    reads = frozenset({"edge_index", "edge_weight", "x", "x_0"})
+
+    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
+        """Return True if a call's arguments are the graph's own edges and the fold reads all of them."""
+        others = [value for name, value in given.items() if name not in self.reads and value is not None]
+        weight = given.get("edge_weight")
+        return _are_given(given["edge_index"]) and not others and (weight is None or isinstance(weight, Weights))
+
+    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
+        """Return the result of `propagate` with the arguments `given`."""
+        raise NotImplementedError
+
+    def run(self, conv: MessagePassing, g: Graph, forward: Forward, call: inspect.BoundArguments) -> object:
+        """Return the result of the convolution's own forward."""
+
+        def propagate(edge_index: object, size: object = None, **given: object) -> Tensor:
+            return self.fold(conv, g, given)
+
+        def edge_updater(edge_index: object, size: object = None, **given: object) -> object:
+            return given
+
+        call.arguments["edge_index"] = object()  # keep PyG from preparing a tensor of edges
+        with with_matrices(conv, self, propagate, edge_updater=edge_updater):
+            return forward(*call.args[1:], **call.kwargs)
+
+    def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
+        asked, own = inspect.signature(type(conv).forward), super().forward(conv, g, forward)
+
+        def run(*args: object, **kwargs: object) -> object:
+            call = asked.bind(conv, *args, **kwargs)
+            if self.takes(conv, {name: value for name, value in call.arguments.items() if name != "self"}):
+                return self.run(conv, g, forward, call)
+            return own(*args, **kwargs)
+
+        return run
+
+
+@dataclass(eq=False)
+class NormalizedSum(_Mapped):
+    """D^-1/2 A D^-1/2 X with the degrees of the whole graph. loop: weight of the self loop to add per node; 0: add
+    none. loops: the graph has a self loop of weight 1 per node, so no degree is 0. improved: PyG's option, which needs
+    loops of weight 2."""
+
+    loop: int = 0
+    improved: bool = False
+
+    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
+        if self.improved and self.loops and given.get("edge_weight") is not None:
+            raise Refused(
+                "gives self loops the weight 2 (improved=True), and dataset.self_loops=true has added loops of weight "
+                "1; set dataset.self_loops=keep"
+            )
+        return super().takes(conv, given)
+
+    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
+        weighted, rows = given.get("edge_weight") is not None, _ends(given["x"])[0]
+        table = rows.movedim(-2, 0) if rows.ndim > 2 else rows
+        out = self._sum(g, table.flatten(1), weighted).unflatten(1, table.shape[1:])
+        return out.movedim(0, -2) if rows.ndim > 2 else out
+
+    def _sum(self, g: Graph, rows: Tensor, weighted: bool) -> Tensor:
+        """Return the normalised sum. Shapes: [N, F] -> [N, F]."""
+        if g.normalised:
+            return g.aggregate(Sum(weighted=True), g.source(unchanged, rows))
+        source = g.source(lambda local, h: (self._scale(local, weighted) * h,), rows)
+        out = g.aggregate(Sum(weighted=weighted), source)
+        loop = self._loop_of(g, weighted)
+        return self._scale(g, weighted) * (out + loop * source[0] if loop else out)
+
+    def _loop_of(self, local: Local, weighted: bool) -> int:
+        """Return the weight of added loops. Without edge weights PyG ignores `improved` and adds loops of weight 1."""
+        return self.loop if weighted and local.in_weight is not None else min(1, self.loop)
+
+    def _scale(self, local: Local, weighted: bool) -> Tensor:
+        weight = local.in_weight if weighted else None
+        degree = (local.in_degree if weight is None else weight) + self._loop_of(local, weighted)
+        return torch.where(degree > 0, degree, torch.inf).rsqrt()[:, None]
+
+
+class Attention(_Mapped):
+    """GATConv and GATv2Conv through a softmax fold over in-edges."""
+
+    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
+        return super().takes(conv, given) and _ends(given["x"])[1] is not None
+
+    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
+        assert isinstance(conv, pyg.GATConv | pyg.GATv2Conv)
+        source, destination = _ends(given["x"])
+        dropout = g.edge_dropout(conv.dropout if conv.training else 0.0)
+        if isinstance(conv, pyg.GATv2Conv):
+            fold = SoftmaxV2(conv.negative_slope, dropout)
+            return g.aggregate(fold, g.source(unchanged, source), (destination,), shared=(conv.att[0],))
+        scores = given["alpha"]
+        assert isinstance(scores, dict)
+        of_source, of_destination = _ends(scores["alpha"])
+        rows = g.source(unchanged, source, of_source)
+        return g.aggregate(Softmax(conv.negative_slope, dropout), rows, (of_destination,))
+
+
+class DotAttention(_Mapped):
+    """TransformerConv, with or without `lin_edge`."""
+
+    reads = _Mapped.reads | {"edge_attr"}
+
+    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
+        edge, matrix = given.get("edge_attr"), vars(conv)["_modules"].get("lin_edge")
+        fits = edge is None if matrix is None else isinstance(edge, EdgeRows) and edge.ndim == 2 and _is_linear(matrix)
+        rows = all(_is_rows(each) and each.ndim == 2 for each in _ends(given["x"]))
+        return rows and fits and super().takes(conv, given)
+
+    def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
+        assert isinstance(conv, pyg.TransformerConv)
+        query, key, value = (cast("Tensor", given[name]) for name in ("query", "key", "value"))
+        edge = (rows.plain(),) if isinstance(rows := given["edge_attr"], EdgeRows) else ()
+        matrix = conv.lin_edge.weight if edge and conv.lin_edge is not None else None
+        return attend(g, g.source(unchanged, key, value), query, edge, matrix, conv.dropout if conv.training else 0.0)
+
+
+class Relational(_Mapped):
+    """RGCNConv and FastRGCNConv: sums or means of source rows by edge type, and one product for all types."""
+
+    def takes(self, conv: MessagePassing, given: Mapping[str, object]) -> bool:
+        rows = all(isinstance(each, Tensor) for each in _ends(given["x"])) and _ends(given["x"])[0].is_floating_point()
+        return _are_given(given["edge_index"]) and isinstance(given.get("edge_type"), Types) and rows
+
+    def run(self, conv: MessagePassing, g: Graph, forward: Forward, call: inspect.BoundArguments) -> object:
+        assert isinstance(conv, pyg.RGCNConv)
+        source, destination = _ends(call.arguments["x"])
+        degree = g.type_degree(conv.num_relations)
+        rows = g.aggregate(Sum(types=conv.num_relations), g.source(unchanged, source))
+        if _reduction(conv) == "mean":
+            rows = rows * degree.clamp_min(1).reciprocal()[..., None]
+        out = relational_product(rows, conv.weight, conv.comp)
+        out = out if conv.root is None else out + destination @ conv.root
+        return out if conv.bias is None else out + conv.bias
 
 
 _PROBE_EDGES = 4  # edges on which a message is probed
@@ -459,20 +450,21 @@ def _probe_rows(like: Tensor) -> Tensor:
 
 
 class _Reads(Intercepting):
-    """Record the tensors that functions read and did not create, each once."""
+    """Record the tensors that functions read and did not create, by id. made: the tensors that they created and that
+    are still referenced."""
 
     def __init__(self) -> None:
         super().__init__(self._recorded)
-        self.others = list[Tensor]()
-        self._known = dict[int, object]()
+        self.others, self.made = dict[int, Tensor](), WeakTensorKeyDictionary()
 
     def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
         for each in leaves((args, given)):
-            if isinstance(each, Tensor) and id(each) not in self._known:
-                self.others.append(each)
-                self._known[id(each)] = each
+            if isinstance(each, Tensor) and each not in self.made:
+                self.others[id(each)] = each
         out = func(*args, **given)
-        self._known |= {id(each): each for each in leaves(out)}
+        self.made.update(
+            (each, None) for each in leaves(out) if isinstance(each, Tensor) and id(each) not in self.others
+        )
         return out
 
 
@@ -524,7 +516,7 @@ def with_matrices(conv: MessagePassing, path: Lowering, propagate: Propagate, **
     names, multiplies_first = _MATRICES.get(type(conv), ()), type(conv) is pyg.GCNConv
     plain = {name: each for name, each in conv.named_children() if name in names and _is_linear(each)}
     bodies: dict[nn.Module, Forward] = {each: partial(_product, each.weight, each.bias) for each in plain.values()}
-    sums = isinstance(path, NormalizedSum) or (isinstance(path, OwnCode) and path.reduction in ("sum", "mean"))
+    sums = isinstance(path, NormalizedSum) or (type(path) is Lowering and path.reduction in ("sum", "mean"))
     first = plain.get(names[0]) if names and sums else None
 
     def sum_first(edge_index: object, size: object = None, **given: object) -> object:
