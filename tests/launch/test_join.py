@@ -28,7 +28,8 @@ from checkpoints import SMALL
 from gnnpar.comm import interfaces
 from gnnpar.comm.world import Outcome
 from gnnpar.config.compose import compose
-from gnnpar.launch.join import PeerLost, join, refusal
+from gnnpar.launch.failures import Failure
+from gnnpar.launch.join import join, refusal
 from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.record import RunRecord
@@ -159,7 +160,7 @@ def test_ranks_that_cannot_join_say_why_in_one_line_each(each: dict[int, dict[st
     for found in told.values():
         assert line.replace("HOST", HOST) in found.get("line", ""), told
         assert "\n" not in found.get("line", "")
-        assert found.get("error", "") == ("" if not line else "ConfigError" if "refuses" in str(each) else "PeerLost")
+        assert found.get("error", "") == ("" if not line else "ConfigError" if "refuses" in str(each) else "Failure")
 
 
 def test_a_folder_that_another_host_does_not_see_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +290,7 @@ def test_a_rank_without_others_raises_its_own_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_loss_can_be_pickled() -> None:
-    again = copy.copy(PeerLost("line", True, "trace"))
+    again = copy.copy(Failure("line", "trace", quiet=True))
     assert (str(again), again.quiet, again.traceback) == ("line", True, "trace")
 
 

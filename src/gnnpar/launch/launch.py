@@ -13,7 +13,7 @@ from gnnpar.files import require_files, require_memory
 from gnnpar.launch import processes
 from gnnpar.launch.emulated import paced
 from gnnpar.launch.failures import Failure, failure_of
-from gnnpar.launch.join import Joined, PeerLost, join
+from gnnpar.launch.join import Joined, join
 from gnnpar.launch.signals import Stop, interruptible
 from gnnpar.launch.slurm import check_rank, number, rank_on_host
 from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
@@ -127,8 +127,6 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "interrupted by a signal")
     except Failure as error:
-        outcome = Outcome("failed", error.line, error.traceback)
-    except PeerLost as error:
         outcome = Outcome("failed", error.line, error.traceback, error.quiet)
     return hooks.on_end(outcome) if speaks else outcome
 
@@ -170,7 +168,7 @@ def _join(world: World, work: Work, comm: Comm, stop: Stop, others: Joined | Non
                 mine.close()
                 raise
             mine.close()
-    except PeerLost:
+    except Failure:
         raise
     except Exception as error:
         raise failure_of(rank, error) from error
