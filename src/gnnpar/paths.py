@@ -17,11 +17,13 @@ GROUP = "gnnpar.conf"
 
 
 def expanded(path: str | Path) -> Path:
-    """Replace ~ by the home folder. Raise ValueError for an unknown user."""
+    """Replace ~ by the home folder. Raise ValueError for an unknown user, or one without a home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{path}: there is no such user; write the folder out") from error
+        own = Path(path).parts[0] == "~"
+        why = "this user has no home folder; set HOME, or" if own else "there is no such user;"
+        raise ValueError(f"{path}: {why} write the folder out") from error
 
 
 def own_cache() -> Path:

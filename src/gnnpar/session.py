@@ -146,7 +146,7 @@ class _UserStepper:
 
 def open_session(settings: Settings, plan_source: PlanSource, folder: Path) -> Session:
     """Join the other ranks, read the graph, plan, and build this rank's part. Collective. folder: for plan.json; rank
-    0's is used. Raises ConfigError if the session cannot begin, PeerLost if a rank is missing or is lost later."""
+    0's is used. Raises ConfigError if the session cannot begin, Failure if a rank is missing or is lost later."""
     check_rank(os.environ)
     rank = int(os.environ.get("RANK", "0"))
     with ExitStack() as inside:

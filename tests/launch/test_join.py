@@ -22,13 +22,15 @@ from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from checkpoints import SMALL
 from gnnpar.comm import interfaces
-from gnnpar.comm.world import Outcome
+from gnnpar.comm.world import Outcome, RunHooks
 from gnnpar.config.compose import compose
-from gnnpar.launch.join import PeerLost, join, refusal
+from gnnpar.launch.failures import Failure
+from gnnpar.launch.join import join, refusal
 from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.record import RunRecord
@@ -159,7 +161,15 @@ def test_ranks_that_cannot_join_say_why_in_one_line_each(each: dict[int, dict[st
     for found in told.values():
         assert line.replace("HOST", HOST) in found.get("line", ""), told
         assert "\n" not in found.get("line", "")
-        assert found.get("error", "") == ("" if not line else "ConfigError" if "refuses" in str(each) else "PeerLost")
+        assert found.get("error", "") == ("" if not line else "ConfigError" if "refuses" in str(each) else "Failure")
+
+
+def test_ranks_of_a_host_that_do_not_reach_rank_0_print_one_line(tmp_path: Path) -> None:
+    own = {rank: {"seconds": 1.5, "env": {"LOCAL_RANK": str(rank - 1)}} for rank in (1, 2)}
+    told = Ranks(tmp_path, 3, {0: {"absent": True}} | own).told()
+    assert all("is not reached within comm.connect_seconds" in each["line"] for each in told.values()), told
+    assert [told[rank]["quiet"] for rank in (1, 2)] == [False, True]
+    assert told[1]["seconds"] + 5 < told[2]["seconds"], "torchrun ends the first one as soon as the second has ended"
 
 
 def test_a_folder_that_another_host_does_not_see_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,8 +298,17 @@ def test_a_rank_without_others_raises_its_own_error(monkeypatch: pytest.MonkeyPa
     assert refusal(error) is error
 
 
+def test_a_process_with_a_group_of_torch_is_told_what_to_call() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(Failure, match=r"call torch.distributed.destroy_process_group\(\) first"):
+            join(RunHooks(), 1.0)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_loss_can_be_pickled() -> None:
-    again = copy.copy(PeerLost("line", True, "trace"))
+    again = copy.copy(Failure("line", "trace", quiet=True))
     assert (str(again), again.quiet, again.traceback) == ("line", True, "trace")
 
 

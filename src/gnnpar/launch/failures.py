@@ -18,18 +18,17 @@ _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 @dataclass(eq=False)
 class Failure(Exception):
-    """A rank ended before its work was done. secondary: it only lost a peer. lost: another attempt may succeed."""
+    """A run ended before its work was done, for the reason in `line`.
 
-    rank: int
-    reason: str
+    secondary: the rank only lost a peer. lost: another attempt may succeed. quiet: another rank of this host prints it.
+    """
+
+    line: str
     traceback: str = ""
     time: float = 0.0
     secondary: bool = False
     lost: bool = False
-
-    @property
-    def line(self) -> str:
-        return f"rank {self.rank}: {self.reason}"
+    quiet: bool = False
 
     def __str__(self) -> str:
         return self.line
@@ -38,7 +37,7 @@ class Failure(Exception):
 def failure_of(rank: int, error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(error))
     secondary = isinstance(error, (RuntimeError, ConnectionError)) and any(word in str(error) for word in _LOST_PEER)
-    return Failure(rank, reason_of(error), text, time.time(), secondary)
+    return Failure(f"rank {rank}: {reason_of(error)}", text, time.time(), secondary)
 
 
 class HangTimer:
@@ -74,7 +73,8 @@ def hanging(stacks: Mapping[int, Path], stopped: set[int], seconds: float) -> Fa
     elif frame := frames[rank]:
         where = f"; at {'/'.join(Path(frame[0]).parts[-2:])}:{frame[1]} in {frame[2]}"
         where += "" if working else "; all ranks wait for each other"
-    return Failure(rank, f"hangs: nothing heard of it for comm.timeout_seconds={seconds:g}{where}", lost=True)
+    line = f"rank {rank}: hangs: nothing heard of it for comm.timeout_seconds={seconds:g}{where}"
+    return Failure(line, lost=True)
 
 
 def _innermost(stack: Path) -> tuple[str, str, str] | None:

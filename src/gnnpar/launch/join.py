@@ -22,13 +22,14 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
-from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store, TCPStore, is_initialized  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
 from gnnpar.comm.world import Interrupted, Outcome, RunHooks
 from gnnpar.files import JsonDict as Record
-from gnnpar.launch.failures import failure_of
+from gnnpar.launch.failures import Failure, failure_of
+from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
 
@@ -44,21 +45,11 @@ _KEY = "gnnpar: address of rank 0"
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
-class PeerLost(Exception):
-    """The run cannot continue. quiet: another rank of this host prints the line."""
-
-    line: str
-    quiet: bool = False
-    traceback: str = ""
-
-    def __str__(self) -> str:
-        return self.line
-
-
 def join(hooks: RunHooks, seconds: float) -> Joined:
-    """Wait at most `seconds` for all ranks, and compare `hooks.agreed()`. Collective. Raises PeerLost if a rank is
+    """Wait at most `seconds` for all ranks, and compare `hooks.agreed()`. Collective. Raises Failure if a rank is
     missing or differs, ConfigError if a rank refuses its settings."""
+    if is_initialized():  # by Ray's TorchTrainer, or by the script
+        raise Failure("this process has joined a process group: call torch.distributed.destroy_process_group() first")
     if os.environ["RANK"] != "0":
         return _join(hooks, seconds)
     folder = hooks.run_dir.absolute()
@@ -77,7 +68,7 @@ def refusal(error: ValueError, seconds: float = Comm().connect_seconds) -> Value
         except ConfigError as told:
             if not str(told).endswith(f": {error}"):
                 return told
-        except (ValueError, PeerLost):
+        except (ValueError, Failure):
             pass
     return error
 
@@ -88,13 +79,21 @@ def _place() -> str:
     return f"rank {env['RANK']} on {socket.gethostname()}: {where}"
 
 
+def _failed(line: str, seconds: float = _TELL_SECONDS) -> Failure:
+    """Return the error of the ranks of this host; its first rank prints it. The others wait `seconds`, since torchrun
+    ends all ranks when one has ended."""
+    if quiet := rank_on_host() != 0:
+        time.sleep(seconds)
+    return Failure(line, quiet=quiet)
+
+
 def _join(hooks: RunHooks, seconds: float, *, marker: str = "", refusing: str = "") -> Joined:
     """Join, or raise the error that all ranks raise. marker: rank 0's file in the folder of the run. refusing: why this
     rank cannot run."""
     env, end, wait = os.environ, time.monotonic() + seconds, timedelta(seconds=seconds)
     rank, size, master, port = int(env["RANK"]), int(env["WORLD_SIZE"]), env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not master or not port:
-        raise PeerLost(f"{_place()}: set them to the address of rank 0's host and to a free port there")
+        raise _failed(f"{_place()}: set them to the address of rank 0's host and to a free port there")
     name, mine, there = _until(end, lambda: _route(master, int(port)))
     me: Record = {"rank": rank, "line": refusing, "refused": bool(refusing), "marker": marker}
     me |= {"host": f"{socket.gethostname()} ({mine})", "about": {**hooks.agreed(), "WORLD_SIZE": str(size)}}
@@ -117,7 +116,7 @@ def _join(hooks: RunHooks, seconds: float, *, marker: str = "", refusing: str = 
     if verdict["refused"]:
         raise ConfigError(verdict["line"])
     if verdict["line"]:
-        raise PeerLost(verdict["line"], env.get("LOCAL_RANK", "0") != "0")
+        raise _failed(verdict["line"], _READ_SECONDS)
     descriptor = held and held.detach()
     store = TCPStore(
         address, verdict["port"], None, rank == 0, wait, wait_for_workers=False, master_listen_fd=descriptor
@@ -135,7 +134,7 @@ def _until(end: float, connect: Callable[[], T]) -> T:
             if time.monotonic() > end or isinstance(error, JoinError):
                 why = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
                 at = f"{_place()} is not reached within comm.connect_seconds ({why})"
-                raise PeerLost(f"{at}: is rank 0 started there, and no firewall between?") from error
+                raise _failed(f"{at}: is rank 0 started there, and no firewall between?") from error
         time.sleep(_POLL_SECONDS)
 
 
@@ -154,7 +153,7 @@ def _listen(address: str, port: int) -> socket.socket:
         return socket.create_server((address, port), family=family, backlog=1024)
     except OSError as error:
         used = "is taken by another program" if error.errno == errno.EADDRINUSE else str(error.strerror)
-        raise PeerLost(f"{_place()}: the port {used} there; give all ranks another one") from error
+        raise Failure(f"{_place()}: the port {used} there; give all ranks another one") from error
 
 
 def _send(peer: socket.socket, message: Record) -> None:
@@ -228,7 +227,7 @@ def _ask_rank_0(
             why = f"RANK={me['rank']} is taken twice, or another run has this port"
             end = min(end, time.monotonic() + _GRACE_SECONDS)
         if time.monotonic() > end:
-            raise PeerLost(f"{_place()}: {why}")
+            raise _failed(f"{_place()}: {why}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -267,7 +266,7 @@ class Joined:
 
     @contextmanager
     def watched(self, seconds: float) -> Iterator[None]:
-        """End this rank if another one is lost, `seconds` after the last answer of its host. Raises PeerLost."""
+        """End this rank if another one is lost, `seconds` after the last answer of its host. Raises Failure."""
         for peer in self.peers.values():
             peer.settimeout(None)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -286,7 +285,7 @@ class Joined:
             self._say({})
             raise
         except KeyboardInterrupt:
-            self._say(self._own("interrupted by a signal"))
+            self._say(self._own(f"rank {self.rank}: interrupted by a signal"))
             raise
         except Exception as error:
             raise self._final(error, seconds) from error
@@ -301,10 +300,10 @@ class Joined:
                 _send(peer, message)
                 peer.shutdown(socket.SHUT_WR)
 
-    def _own(self, reason: str) -> Record:
-        return {"line": f"rank {self.rank}: {reason}", "lost": [self.rank], "host": self.hosts[self.rank]}
+    def _own(self, line: str) -> Record:
+        return {"line": line, "lost": [self.rank], "host": self.hosts[self.rank]}
 
-    def _final(self, error: Exception, seconds: float) -> PeerLost:
+    def _final(self, error: Exception, seconds: float) -> Failure:
         """Return the error to end with: this rank's own failure, sent to all, or the loss that caused it."""
         mine = failure_of(self.rank, error)
         if mine.secondary:
@@ -315,8 +314,8 @@ class Joined:
             if loss.quiet:
                 time.sleep(_READ_SECONDS)  # let the reporting rank print first
             return loss
-        self._say(self._own(mine.reason))
-        return PeerLost(mine.line, traceback=mine.traceback)
+        self._say(self._own(mine.line))
+        return mine
 
     def _watch(self, seconds: float) -> None:
         """Read the messages of all peers. End the process after a failure: its main thread hangs in a transfer."""
@@ -372,9 +371,9 @@ class Joined:
             parts.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} on {host}: {reason}")
         return {"line": "; ".join(parts), "lost": lost, "host": None}
 
-    def _loss(self, failure: Record) -> PeerLost:
+    def _loss(self, failure: Record) -> Failure:
         """Return the error of another rank's failure. Quiet if another rank of this host prints the line."""
         here = self.hosts[self.rank]
         left = [rank for rank, host in enumerate(self.hosts) if host == here and rank not in failure["lost"]]
         line = failure["line"] if failure["host"] else self.hooks.on_lost(failure["line"], self.folder)
-        return PeerLost(line, failure["host"] == here or left[:1] != [self.rank])
+        return Failure(line, quiet=failure["host"] == here or left[:1] != [self.rank])

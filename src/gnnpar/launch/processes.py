@@ -131,8 +131,8 @@ def start_ranks(ranks: list[BaseProcess], size: int, body: Callable[[int], None]
                 ranks.append(process)  # before the start, which may be interrupted
                 process.start()
     except OSError as error:
-        line = f"a process for a rank cannot be started ({error.strerror}; see `ulimit -u`): start fewer ranks"
-        raise Failure(0, line) from error
+        why = f"a process for a rank cannot be started ({error.strerror}; see `ulimit -u`): start fewer ranks"
+        raise Failure(f"rank 0: {why}") from error
     finally:
         gc.unfreeze()
 
@@ -256,17 +256,19 @@ def root_failure(rank: int, exit_code: int, ranks: Sequence[BaseProcess], scratc
         alive = {each: process for each, process in enumerate(ranks) if process.is_alive()}
         if found := hanging(stacks, _stopped(alive), seconds):
             return found
-    failures = [Failure(**json.loads(file.read_text(encoding="utf-8"))) for file in scratch.glob("*.json")]
-    failures.sort(key=lambda failure: failure.time)
-    primary = next((failure for failure in failures if not failure.secondary), None)
+    files = {int(file.stem): file for file in scratch.glob("*.json")}
+    failures = {each: Failure(**json.loads(file.read_text(encoding="utf-8"))) for each, file in files.items()}
+    primary = min(
+        (failure for failure in failures.values() if not failure.secondary), key=lambda each: each.time, default=None
+    )
     if primary is not None and (exit_code >= 0 or exit_code == -signal.SIGABRT):
         return primary
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return Failure(rank, f"killed by {name}{hint}", lost=True)
-    said = next((failure for failure in failures if failure.rank == rank), None)
-    return replace(said, lost=True) if said else Failure(rank, f"ended with exit code {exit_code}")
+        return Failure(f"rank {rank}: killed by {name}{hint}", lost=True)
+    said = failures.get(rank)
+    return replace(said, lost=True) if said else Failure(f"rank {rank}: ended with exit code {exit_code}")
 
 
 @dataclass(frozen=True)
