@@ -42,8 +42,8 @@ def rank_memory(work: Work, layers: range, p: int, *, columns: float, moving: fl
 def held_to_evaluate(work: Work, p: int) -> Memory:
     """Return the bytes of part p for a method that trains on other data and only evaluates on it: no gradients."""
     nodes, halo = work.parts.nodes[p], sum(work.parts.halo[p])
-    blocks = _NUMBER * work.parts.edges(p) + 12.0 * nodes + 8.0 * (halo + work.parts.sent(p))  # by destination alone
-    return Memory(structure=blocks, features=nodes * (_NUMBER * work.ir.in_dim + 20.0))
+    blocks = NUMBER * work.parts.edges(p) + 12.0 * nodes + 8.0 * (halo + work.parts.sent(p))  # by destination alone
+    return Memory(structure=blocks, features=nodes * (NUMBER * work.ir.in_dim + 20.0))
 
 
 def widest_fold(work: Work, layers: range) -> int:
