@@ -164,6 +164,11 @@ class Chunks:
         return offsets, integers(offsets)
 
     @per_argument
+    def out_indptr(self, span: RowRange) -> Tensor:
+        """Return the row pointers of all out-edges of some table rows."""
+        return _pointers(self.out_edges[0], span).to(self.index_type)
+
+    @per_argument
     def parts(self, chunk: int) -> tuple[tuple[Block, Tensor | slice], ...]:
         """Return the in-edges of a chunk without columns and data, and their places in it: all of them, or with other
         parts those from this part's rows and those from theirs."""
@@ -310,14 +315,15 @@ class EpochOrder:
         edges = slice(bounds[span.first], bounds[span.last])
         if edges.start == edges.stop:
             return None
-        carried, indptr = held.at(edges), _pointers(offsets, span).to(columns.dtype)
+        on_gpu, carried = self.slot_of.is_cuda, held.at(edges)
+        indptr = self.chunks.out_indptr(span) if on_gpu else _pointers(offsets, span).to(columns.dtype)
         return Csr(indptr, columns[edges], weights=carried.weight, types=carried.type)
 
     @per_argument
     def _by_source(self, turn: Turn) -> tuple[Tensor, list[int], Tensor, EdgeData]:
         """Return the edges of a turn by source: offsets [T + 1], the same on the host, columns [e], their data. On a
-        GPU the edges of the other turn stay, and read the row behind the last, which is zero: so the host never waits
-        for their number."""
+        GPU the edges of the other turn stay, and read the row behind the last, which is zero: so row pointers are the
+        same tensors in every epoch, and the host never waits for their number."""
         chunks = self.chunks
         by, held = chunks.by_source, chunks.held_by_source
         src, dst = chunks.src[by], chunks.dst[by]
