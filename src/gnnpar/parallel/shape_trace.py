@@ -14,6 +14,7 @@ from torch import Tensor
 from gnnpar.comm import RowLike
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows, chosen
+from gnnpar.graph import Reduction
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
@@ -52,6 +53,9 @@ class _Sketch(WholeGraph):
         self.uses.append(Use(self.layer, agg, fold, RowLike.of(src), pushed, RowLike.of(dst), RowLike.of((result,))))
         return result
 
+    def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
+        return part
+
 
 def shape_trace(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     """Return every aggregation of model(graph, x), in order, without communication. Raises ValueError for a fold
@@ -66,7 +70,6 @@ def shape_trace(model: Callable[..., Tensor], shard: Shard) -> list[Use]:
     alone = Block.from_edges(ends, ends, num_dst=1, num_src=1, src_ids=shard.node_ids[:1], edges=edges)
     one = replace(
         shard,
-        num_nodes=1,
         node_ids=shard.node_ids[first],
         x=shard.inputs(first),
         learned=None,

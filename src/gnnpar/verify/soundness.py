@@ -123,10 +123,9 @@ class _Trial:
         self.task = make_task(data.task, data.num_classes)
         model = config.on(data.edge_sizes).build(data.num_features, self.task.out_dim, seed=3)
         self.model = model.double()
-        more = data.num_nodes + 1  # more nodes than rows: PyG models ask the view for sums over all nodes
-        self.shard = replace(_shard(data, model), num_nodes=more)
+        self.shard = replace(_shard(data, model), num_nodes=data.num_nodes + 1)  # more than rows: totals are asked for
         rest = _shard(_without_first(data), model)
-        self.rest = replace(rest, node_ids=rest.node_ids + 1, num_nodes=more)
+        self.rest = replace(rest, node_ids=rest.node_ids + 1, num_nodes=self.shard.num_nodes)
         self.edge_index, self.schema = data.edge_index, data.edge_sizes.schema
         x = self.shard.x
         self.features = x.shape[1] if self.schema is None else self.schema.columns[-1].stop
