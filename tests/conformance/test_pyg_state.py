@@ -1,5 +1,8 @@
 """State, hooks, noise and autograd functions in a PyG model: trained as in PyG's own loop, or refused in one line."""
 
+# modules and objects hold what a user puts there
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import random
