@@ -39,7 +39,7 @@ _READS_VALUES = frozenset(
     | {"is_nonzero", "equal", "allclose", "__array__"}
 )
 _LEAVES_NO_STEP = frozenset({"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"})
-_ROWS = 103  # number of rows in the recording; a model with an integer of this value is refused
+_ROWS = 1009  # number of rows in the recording; a model with an integer of this value is refused
 Versions = list[tuple[Tensor, int]]
 
 
