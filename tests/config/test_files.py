@@ -58,7 +58,7 @@ def test_tilde_of_a_path_is_the_home_folder(monkeypatch):
     assert path_of("~/runs", "folder") == Path("/home/mine/runs")
     with pytest.raises(ValueError, match=r"folder=~nobodyx/runs: there is no such user; write the folder out$"):
         path_of("~nobodyx/runs", "folder")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as without HOME, for a user that is not in /etc/passwd
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # a user without HOME and passwd entry
     with pytest.raises(ValueError, match="folder=~/runs: this user has no home folder; set HOME, or write the folder"):
         path_of("~/runs", "folder")
 

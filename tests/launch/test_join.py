@@ -163,6 +163,14 @@ def test_ranks_that_cannot_join_say_why_in_one_line_each(each: dict[int, dict[st
         assert found.get("error", "") == ("" if not line else "ConfigError" if "refuses" in str(each) else "Failure")
 
 
+def test_ranks_of_a_host_that_do_not_reach_rank_0_print_one_line(tmp_path: Path) -> None:
+    own = {rank: {"seconds": 1.5, "env": {"LOCAL_RANK": str(rank - 1)}} for rank in (1, 2)}
+    told = Ranks(tmp_path, 3, {0: {"absent": True}} | own).told()
+    assert all("is not reached within comm.connect_seconds" in each["line"] for each in told.values()), told
+    assert [told[rank]["quiet"] for rank in (1, 2)] == [False, True]
+    assert told[1]["seconds"] + 5 < told[2]["seconds"], "torchrun ends the first one as soon as the second has ended"
+
+
 def test_a_folder_that_another_host_does_not_see_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, unshared = compose(SMALL[1:]), compose([*SMALL[1:], "checkpoint.keep=0"])
     monkeypatch.setenv("RANK", "3")

@@ -7,9 +7,11 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,10 @@ from conftest import environment
 from gnnpar.api import TrainingFailed
 from gnnpar.comm import interfaces
 from gnnpar.comm.process import connect
+from gnnpar.comm.world import Outcome, RunHooks
+from gnnpar.config.compose import compose
 from gnnpar.launch.failures import HangTimer, hanging
+from gnnpar.launch.launch import launch, world_of
 from gnnpar.launch.processes import enter_network, first_failure, start_ranks
 from gnnpar.planner import calibrate
 from sleeping import Sleep
@@ -53,6 +58,29 @@ def test_killed_rank_is_named(tmp_path: Path, ranks: list[BaseProcess], fork: bo
     assert failure is not None and failure.lost
     assert failure.line == "rank 0: killed by SIGKILL (out of memory?)"
     assert second.is_running()
+
+
+class Ended(RunHooks):
+    """As srun --kill-on-bad-exit does once another rank has ended."""
+
+    def on_end(self, outcome: Outcome) -> Outcome:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return outcome
+
+
+class Nothing:
+    def session(self, *, first: bool) -> Any:
+        return nullcontext(lambda comm, host: None)
+
+
+def test_sigterm_while_the_result_is_written_does_not_end_the_process() -> None:
+    settings = compose([*FEW[:-1], "world_size=1"])
+    before = signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("the handler of the run is gone"))
+    try:
+        outcome = launch(world_of(settings), Nothing(), Ended(), how=settings.launch, comm=settings.comm)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert outcome == Outcome("completed")
 
 
 PARENT = """

@@ -29,6 +29,7 @@ from gnnpar.comm.interfaces import JoinError
 from gnnpar.comm.world import Interrupted, Outcome, RunHooks
 from gnnpar.files import JsonDict as Record
 from gnnpar.launch.failures import Failure, failure_of
+from gnnpar.launch.slurm import rank_on_host
 from gnnpar.settings import Comm, ConfigError
 from gnnpar.track.console import complain
 
@@ -76,13 +77,21 @@ def _place() -> str:
     return f"rank {env['RANK']} on {socket.gethostname()}: {where}"
 
 
+def _failed(line: str, seconds: float = _TELL_SECONDS) -> Failure:
+    """Return the error of the ranks of this host; its first rank prints it. The others wait `seconds`, since torchrun
+    ends all ranks when one has ended."""
+    if quiet := rank_on_host() != 0:
+        time.sleep(seconds)
+    return Failure(line, quiet=quiet)
+
+
 def _join(hooks: RunHooks, seconds: float, *, marker: str = "", refusing: str = "") -> Joined:
     """Join, or raise the error that all ranks raise. marker: rank 0's file in the folder of the run. refusing: why this
     rank cannot run."""
     env, end, wait = os.environ, time.monotonic() + seconds, timedelta(seconds=seconds)
     rank, size, master, port = int(env["RANK"]), int(env["WORLD_SIZE"]), env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not master or not port:
-        raise Failure(f"{_place()}: set them to the address of rank 0's host and to a free port there")
+        raise _failed(f"{_place()}: set them to the address of rank 0's host and to a free port there")
     name, mine, there = _until(end, lambda: _route(master, int(port)))
     me: Record = {"rank": rank, "line": refusing, "refused": bool(refusing), "marker": marker}
     me |= {"host": f"{socket.gethostname()} ({mine})", "about": {**hooks.agreed(), "WORLD_SIZE": str(size)}}
@@ -105,7 +114,7 @@ def _join(hooks: RunHooks, seconds: float, *, marker: str = "", refusing: str = 
     if verdict["refused"]:
         raise ConfigError(verdict["line"])
     if verdict["line"]:
-        raise Failure(verdict["line"], quiet=env.get("LOCAL_RANK", "0") != "0")
+        raise _failed(verdict["line"], _READ_SECONDS)
     descriptor = held and held.detach()
     store = TCPStore(
         address, verdict["port"], None, rank == 0, wait, wait_for_workers=False, master_listen_fd=descriptor
@@ -123,7 +132,7 @@ def _until(end: float, connect: Callable[[], T]) -> T:
             if time.monotonic() > end or isinstance(error, JoinError):
                 why = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
                 at = f"{_place()} is not reached within comm.connect_seconds ({why})"
-                raise Failure(f"{at}: is rank 0 started there, and no firewall between?") from error
+                raise _failed(f"{at}: is rank 0 started there, and no firewall between?") from error
         time.sleep(_POLL_SECONDS)
 
 
@@ -216,7 +225,7 @@ def _ask_rank_0(
             why = f"RANK={me['rank']} is taken twice, or another run has this port"
             end = min(end, time.monotonic() + _GRACE_SECONDS)
         if time.monotonic() > end:
-            raise Failure(f"{_place()}: {why}")
+            raise _failed(f"{_place()}: {why}")
         time.sleep(_POLL_SECONDS)
 
 

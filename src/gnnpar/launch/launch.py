@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Literal, Protocol
 
 from gnnpar.comm import Communicator
@@ -110,25 +110,30 @@ def launch(world: World, work: Work, hooks: RunHooks, *, how: Launch, comm: Comm
     """Run to the end, a failure or an interruption. Raise ValueError, the same on all joined ranks, if one refuses."""
     speaks = world.how != "joined" or int(os.environ["RANK"]) == 0
     stop = Stop()
-    try:
-        several = world.how == "joined" and world.size > 1
-        others = join(hooks, comm.connect_seconds) if several else None
-        if speaks:
-            hooks.before_start(others.restarts if others else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-        network = paced.paced(world.links, world.threads_per_rank, hooks) if world.links else nullcontext()
-        with interruptible(stop, how.grace_seconds), network as built:
-            if world.how == "joined":
-                _join(world, work, comm, stop, others)
-            elif world.how == "processes":
-                processes.start(world, work, hooks, how, comm, built, stop)
-            else:
-                _threads(world, work, stop)
-        outcome = Outcome("completed")
-    except KeyboardInterrupt:
-        outcome = Outcome("interrupted", "interrupted by a signal")
-    except Failure as error:
-        outcome = Outcome("failed", error.line, error.traceback, error.quiet)
-    return hooks.on_end(outcome) if speaks else outcome
+    with ExitStack() as until_end:
+        try:
+            several = world.how == "joined" and world.size > 1
+            others = join(hooks, comm.connect_seconds) if several else None
+            if speaks:
+                restarts = others.restarts if others else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+                hooks.before_start(restarts)
+            network = paced.paced(world.links, world.threads_per_rank, hooks) if world.links else nullcontext()
+            # until result.json is written: srun and torchrun send SIGTERM once another rank has ended
+            until_end.enter_context(interruptible(stop, how.grace_seconds))
+            with network as built:
+                if world.how == "joined":
+                    _join(world, work, comm, stop, others)
+                elif world.how == "processes":
+                    processes.start(world, work, hooks, how, comm, built, stop)
+                else:
+                    _threads(world, work, stop)
+            outcome = Outcome("completed")
+        except KeyboardInterrupt as error:
+            quiet = isinstance(error, Interrupted) and rank_on_host() != 0  # all ranks have agreed to end
+            outcome = Outcome("interrupted", "interrupted by a signal", quiet=quiet)
+        except Failure as error:
+            outcome = Outcome("failed", error.line, error.traceback, error.quiet)
+        return hooks.on_end(outcome) if speaks else outcome
 
 
 def _threads(world: World, work: Work, stop: Stop) -> None:
