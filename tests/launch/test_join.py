@@ -22,11 +22,12 @@ from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from checkpoints import SMALL
 from gnnpar.comm import interfaces
-from gnnpar.comm.world import Outcome
+from gnnpar.comm.world import Outcome, RunHooks
 from gnnpar.config.compose import compose
 from gnnpar.launch.failures import Failure
 from gnnpar.launch.join import join, refusal
@@ -295,6 +296,15 @@ def test_a_rank_without_others_raises_its_own_error(monkeypatch: pytest.MonkeyPa
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": ""}.items():
         monkeypatch.setenv(name, value)
     assert refusal(error) is error
+
+
+def test_a_process_with_a_group_of_torch_is_told_what_to_call() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(Failure, match=r"call torch.distributed.destroy_process_group\(\) first"):
+            join(RunHooks(), 1.0)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_loss_can_be_pickled() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
-from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store, TCPStore, is_initialized  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
 from gnnpar.comm.interfaces import JoinError
@@ -48,6 +48,8 @@ T = TypeVar("T")
 def join(hooks: RunHooks, seconds: float) -> Joined:
     """Wait at most `seconds` for all ranks, and compare `hooks.agreed()`. Collective. Raises Failure if a rank is
     missing or differs, ConfigError if a rank refuses its settings."""
+    if is_initialized():  # by Ray's TorchTrainer, or by the script
+        raise Failure("this process has joined a process group: call torch.distributed.destroy_process_group() first")
     if os.environ["RANK"] != "0":
         return _join(hooks, seconds)
     folder = hooks.run_dir.absolute()
