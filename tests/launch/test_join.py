@@ -299,7 +299,7 @@ def test_a_rank_without_others_raises_its_own_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_process_with_a_group_of_torch_is_told_what_to_call() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     try:
         with pytest.raises(Failure, match=r"call torch.distributed.destroy_process_group\(\) first"):
             join(RunHooks(), 1.0)
