@@ -257,10 +257,12 @@ def cut(model: nn.Module, convs: Sequence[str], in_dim: int, *, weighted: Iterab
     net = twin.get_submodule("net")
     for weights in weighted:
         for training in (False, True):
-            kept = python_state(net)
+            kept, buffers = python_state(net), {name: buffer.clone() for name, buffer in net.named_buffers()}
             recording = _recording(twin, net, *example(twin, _ROWS, in_dim, training, weights))
             if changed := [name for name, value in python_state(net).items() if kept.get(name) != value]:
                 raise ValueError(f"its forward changes {changed[0]}, which a recording would leave as it is")
+            if changed := [n for n, b in net.named_buffers() if n in buffers and not b.equal(buffers[n])]:
+                raise ValueError(f"its forward changes {changed[0]}, which layers would change more than once")
             programs[training, weights] = _segments(recording, convs)
     reads = [tuple(layer.reads for layer in program[1:-1]) for program in programs.values()]
     if len({tuple(tuple(map(columns, nodes)) for nodes in layers[1:]) for layers in reads}) > 1:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 T = TypeVar("T")
@@ -94,6 +94,12 @@ def python_state(net: nn.Module) -> dict[str, object]:
                 if kept != []:
                     found[f"{name}.{key}".removeprefix(".")] = kept
     return found
+
+
+def kept_tensors(net: nn.Module) -> list[int]:
+    """Return the ids of the tensors that modules keep in attributes, containers and objects."""
+    values = [value for module in net.modules() for key, value in vars(module).items() if key not in _OF_TORCH]
+    return [id(each) for value in values for each in _held(value) if isinstance(each, Tensor)]
 
 
 _NUMBERS = (int, float, str)

@@ -33,7 +33,16 @@ from gnnpar.graph import Graph, Local, unchanged
 from gnnpar.models.dense import dense
 from gnnpar.models.pyg.dropout import no_dropout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Placeholder, Refused, Types, Weights, unmarked
-from gnnpar.models.pyg.nested import Called, Intercepting, holding, leaves, mapped_call, python_state, replaced
+from gnnpar.models.pyg.nested import (
+    Called,
+    Intercepting,
+    holding,
+    kept_tensors,
+    leaves,
+    mapped_call,
+    python_state,
+    replaced,
+)
 from gnnpar.models.pyg.norm import IN_A_FOLD
 from gnnpar.models.rgcn import relational_product
 from gnnpar.models.transformer import attend
@@ -265,13 +274,14 @@ class Lowering:
         need gradients, mixes edges, draws random numbers, changes state, keeps tensors, or fails."""
         x = {side: tuple(map(_probe_rows, rows)) for side, rows in operands.items()}
         edge = (*x["edge"], x["j"][0].new_ones(_PROBE_EDGES)) if weighted else x["edge"]
-        before, numbers = [(each, dict(vars(each))) for each in value.conv.modules()], python_state(value.conv)
+        before = [(each, dict(vars(each))) for each in value.conv.modules()]
+        numbers, tensors = python_state(value.conv), kept_tensors(value.conv)
         try:
             with _Reads() as reads, torch.enable_grad(), no_dropout():
                 out = value(x["j"], x["i"], edge, ())
             whole = out.detach().clone()
             del out
-            if len(reads.made) or python_state(value.conv) != numbers:
+            if kept_tensors(value.conv) != tensors or python_state(value.conv) != numbers:
                 self.reduction = ""  # for good, since each probe leaves more of it
                 return None
             given = {id(t) for rows in (*x.values(), edge) for t in rows}
@@ -450,8 +460,7 @@ def _probe_rows(like: Tensor) -> Tensor:
 
 
 class _Reads(Intercepting):
-    """Record the tensors that functions read and did not create, by id. made: the tensors that they created and that
-    are still referenced."""
+    """Record the tensors that functions read and did not create, by id."""
 
     def __init__(self) -> None:
         super().__init__(self._recorded)
