@@ -32,11 +32,6 @@ def bits_of_code(code: int) -> int:
     return {FP8: 8, BF16: 16, FP32: 32}.get(code, code)
 
 
-def bits_of(code: int) -> int | str:
-    """Return the bits of a code as in the configuration."""
-    return {code: name for name, code in CODES.items()}.get(code, code)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Uniform:
     """Every row in `bits`, every gradient row in `gradient_bits` (null: the same). score_bits: operands other than

@@ -143,10 +143,6 @@ class ChunkGraph(Walk, OwnRows):
     def num_rows(self) -> int:
         return len(self.span)
 
-    def edge_rows(self, block: Block, edge: Rows) -> Rows:
-        positions = self.edge_positions(block) if edge else None
-        return tuple(t[positions] for t in edge)
-
     def edge_positions(self, block: Block) -> Tensor:
         return torch.searchsorted(self.edge_ids, self.block_edge_ids)
 
