@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn import GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv, SuperGATConv
 
 from conformance.plain_loop import drawing, graph, plain, verdict
 from gnnpar.models.pyg.nested import python_state
@@ -116,6 +116,7 @@ STEPS = {
     "clamped detached": (clamped_detached, lambda: nn.Linear(8, 8)),
     "attention dropout": (attended, lambda: nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)),
     "python noise": (lambda net, h: h if random.random() < 0.01 else h.tanh(), None),
+    "noise beside sampling": (lambda net, h: h if random.random() < 0.01 else h.tanh(), lambda: SuperGATConv(8, 8)),
 }
 
 
@@ -209,7 +210,7 @@ NOISE = "its noise is not keyed"
         ("weights", "single", 1, "the model writes into edge_weight (clamp); write into a copy"),
         ("penalised", "single", 1, "differentiates a gradient again (create_graph=True)"),
         *((step, "single", 1, "") for step in ("message list", "message object")),
-        *((step, "single", 1, NOISE) for step in ("attention dropout", "python noise")),
+        *((step, "single", 1, NOISE) for step in ("attention dropout", "python noise", "noise beside sampling")),
         (
             "clamped gradient",
             "graph_parallel",

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class Ended(RunHooks):
 
 
 class Nothing:
-    def session(self, *, first: bool) -> Any:
+    def session(self, *, first: bool) -> AbstractContextManager[Callable[..., None]]:
         return nullcontext(lambda comm, host: None)
 
 

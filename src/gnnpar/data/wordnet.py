@@ -90,8 +90,8 @@ def _read(config: WordNet, data_dir: Path | None) -> dict[tuple[str, str], Synse
                 try:
                     synsets[part, line.split()[0]] = _synset(line)
                 except (ValueError, IndexError):
-                    told = f"{folder / file}: line {number} is not of the format wndb(5WN)"
-                    raise ValueError(f"dataset=wordnet: {told}. Fix: dataset.path.") from None
+                    why = f"{folder / file}: line {number} is not of the format wndb(5WN)"
+                    raise ValueError(f"dataset=wordnet: {why}. Fix: dataset.path.") from None
     return synsets
 
 

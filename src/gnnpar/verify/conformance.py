@@ -260,7 +260,7 @@ class _Oracle(Single):
         return engine
 
     def engine(self, context: BuildContext) -> Engine | None:
-        """Return the oracle's engine, or None if the configured strategy has none: with a codec there is none."""
+        """Return the oracle's engine. None for a strategy without an oracle, and for any strategy with a codec."""
         strategy = self.strategy
         if isinstance(strategy, WithOracleEngine):
             return strategy.oracle_engine(self.parts, context)

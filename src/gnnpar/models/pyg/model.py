@@ -359,6 +359,20 @@ def _python_noise() -> object:
     return random.getstate(), repr(numpy.random.get_state())
 
 
+def _unseen(sample: Callable[..., object]) -> Callable[..., object]:
+    """Return `sample` without its effect on Python's and NumPy's random generators."""
+
+    def run(*args: object, **kwargs: object) -> object:
+        state, numpy_state = random.getstate(), numpy.random.get_state()
+        try:
+            return sample(*args, **kwargs)
+        finally:
+            random.setstate(state)
+            numpy.random.set_state(numpy_state)
+
+    return run
+
+
 _WEIGHT_NAMES = ("edge_weight", "edge_weights", "edge_weight_dict", "edge_weights_dict")
 _ARGUMENTS: dict[str, EdgeKind] = {
     **dict.fromkeys(_WEIGHT_NAMES, "weight"),
@@ -561,9 +575,12 @@ class PyGNet(GNN):
             out = self._try(widths, training=False)
             if self.net is not own:
                 drawn = _python_noise()
-                self._try(widths, training=True)
-                samples = any(isinstance(each, SuperGATConv) for each in own.modules())  # for its own loss alone
-                if not samples and _python_noise() != drawn:
+                with ExitStack() as stack:
+                    for each in self.net.modules():
+                        if isinstance(each, SuperGATConv):  # it samples edges for its own loss alone
+                            stack.enter_context(replaced(each, {"negative_sampling": _unseen(each.negative_sampling)}))
+                    self._try(widths, training=True)
+                if _python_noise() != drawn:
                     raise ValueError("forward draws numbers of Python's or NumPy's generator: its noise is not keyed")
         except ValueError as error:
             raise ValueError(f"model.target={self.source.target}: {error}.") from error

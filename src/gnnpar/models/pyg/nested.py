@@ -84,8 +84,8 @@ def replaced(module: nn.Module, methods: Mapping[str, object]) -> Iterator[None]
 
 
 def python_state(net: nn.Module) -> dict[str, object]:
-    """Return the numbers and strings that modules keep, by attribute, without their mode. Of a container or an object
-    of the user's: the list of those in it."""
+    """Return the numbers and strings that modules keep, by attribute, without their mode. A container or an object of
+    a user's class gives a list."""
     found = dict[str, object]()
     for name, module in net.named_modules():
         for key, value in vars(module).items():
@@ -107,7 +107,7 @@ _OF_TORCH = frozenset({"training", "_parameters", "_buffers", "_modules"})
 
 
 def _held(value: object) -> Iterator[object]:
-    """Return the leaves of a value; of an object that is not torch's or PyG's, those of its attributes."""
+    """Return the leaves of a value. An object of a user's class gives the leaves of its attributes."""
     for leaf in leaves(value):
         opaque = callable(leaf) or type(leaf).__module__.startswith("torch") or not type(leaf).__dictoffset__
         yield from (leaf,) if opaque else leaves(vars(leaf))

@@ -291,7 +291,8 @@ class EpochOrder:
 
     @per_argument
     def blocks(self, chunk: int) -> tuple[Block, ...]:
-        """Return the in-edges of a chunk over the double table: columns of this part, then those of other parts."""
+        """Return the in-edges of a chunk over the double table: first columns of this part, then columns of other
+        parts."""
         chunks, edges = self.chunks, self.chunks.edges(chunk)
         columns, carried = self._columns[edges], replace(chunks.held, ids=None).at(edges)
         num_src = chunks.num_rows * (1 if self.fresh == self.stale else 2)
