@@ -51,7 +51,7 @@ from cells import (
 import gnnpar
 from gnnpar.data.pyg import as_pyg
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.dropout import keyed_dropout
+from gnnpar.models.pyg.substitutes import keyed_dropout
 from gnnpar.parallel.local import LocalRows, Pass
 
 Key = tuple[str, str, str, int]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,8 @@ from torch import Tensor, nn
 from gnnpar.folds.block import widened
 from gnnpar.graph import Graph, Moments
 
-
-class WithMoments(Protocol):
-    """A source of the moments of all rows: a Graph, or its rows of one type."""
-
-    def moments(self, x: Tensor) -> Moments | None: ...
-
-
+MomentsOf = Callable[[Tensor], Moments | None]
+"""Mean and variance of rows [N, F] over all rows of a graph, or of one type: see Graph.moments."""
 Norm = nn.LayerNorm | nn.BatchNorm1d
 NormKind = Literal["none", "layer", "batch"]
 
@@ -30,14 +26,15 @@ def normalized(norm: Norm | None, g: Graph, x: Tensor) -> Tensor:
     """Apply the norm, if any. Shapes: [N, F] -> [N, F]."""
     if norm is None:
         return x
-    return batch_norm(norm, g, x) if isinstance(norm, nn.BatchNorm1d) else norm(x).to(x.dtype)
+    return batch_norm(norm, g.moments, x) if isinstance(norm, nn.BatchNorm1d) else norm(x).to(x.dtype)
 
 
-def batch_norm(norm: nn.BatchNorm1d, g: WithMoments | None, x: Tensor, *, moves: int = 1) -> Tensor:
+def batch_norm(norm: nn.BatchNorm1d, moments_of: MomentsOf | None, x: Tensor, *, moves: int = 1) -> Tensor:
     """Return the module's output for all rows of the graph, as on one device, and update its running statistics.
 
     Training normalises by the moments of all rows and updates the running statistics `moves` times per epoch (not in a
-    probe of the gradient). Evaluation, or g=None, normalises by the running statistics. Shapes: [N, F] -> [N, F].
+    probe of the gradient). Evaluation, or moments_of=None, normalises by the running statistics.
+    Shapes: [N, F] -> [N, F].
     """
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError(
@@ -45,7 +42,7 @@ def batch_norm(norm: nn.BatchNorm1d, g: WithMoments | None, x: Tensor, *, moves:
             "normalise; leave them on"
         )
     rows, x = x, widened(x)
-    moments = None if g is None else g.moments(x)
+    moments = None if moments_of is None else moments_of(x)
     if moments is None:
         out = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
         return out.to(rows.dtype)

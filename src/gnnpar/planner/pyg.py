@@ -39,8 +39,8 @@ class Recording(ProbeGraph):
         draw = torch.Generator().manual_seed(0)
         source, hop = (torch.randint(first, ROWS, (EDGES,), generator=draw) for first in (0, 1))
         destination, order = ((source + hop) % ROWS).sort()  # a hop is never 0: there are no self loops
-        types = torch.randint(0, max(1, model.source.edge_types or 1), (EDGES,), generator=draw)
-        width = model.source.edge_dim
+        types = torch.randint(0, max(1, model.config.edge_types or 1), (EDGES,), generator=draw)
+        width = model.config.edge_dim
         attr = torch.rand(EDGES, width, generator=draw, dtype=x.dtype) if width else None
         weight = x.new_ones(ROWS) if weighted else None
         super().__init__(x, weight, attr, ends=(source[order], destination, types), training=True)
@@ -83,7 +83,7 @@ def record_pyg(model: PyGNet, in_dim: int, *, degree: float, weighted: bool, lea
         twin = copy.deepcopy(model)
     except Exception as error:  # trace a copy, since forward may change the state of modules
         raise ValueError(
-            f"model.target={model.source.target} cannot be copied, which the planner needs: {reason_of(error)}; choose "
+            f"model.target={model.config.target} cannot be copied, which the planner needs: {reason_of(error)}; choose "
             "a strategy"
         ) from error
     layers = {f"net.{name}": layer for layer, name in enumerate(twin.lowerings)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,9 +18,9 @@ from gnnpar.data.raw import EdgeList
 from gnnpar.data.tasks import Task, make_task
 from gnnpar.folds.edge_data import ALL_KINDS, EdgeData, EdgeKind
 from gnnpar.models.gnn import ModelSource
-from gnnpar.models.pyg.dropout import keyed_dropout
-from gnnpar.models.pyg.layout import Layout
-from gnnpar.models.pyg.model import PyG, PyGNet, answer_of, edge_arguments
+from gnnpar.models.pyg.model import PyG, PyGNet, answer_of, edge_arguments, required
+from gnnpar.models.pyg.rows import Layout
+from gnnpar.models.pyg.substitutes import keyed_dropout
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
@@ -174,13 +173,10 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard, *, 
     edges, carried = dataset.edge_index, dataset.edges.to(x.device, torch.float64).tensors
     if layout is not None:
         x, edges, carried = dictionaries(dataset, x)
-    asked = inspect.signature(net.forward).parameters
-    arguments = {
-        name: carried.get(kind)
-        for kind, name in edge_arguments(net).items()
-        if kind in carried or asked[name].default is inspect.Parameter.empty
-    }
-    if "batch" in asked and asked["batch"].default is inspect.Parameter.empty:
+    needed = required(net.forward)
+    taken = edge_arguments(net).items()
+    arguments = {name: carried.get(kind) for kind, name in taken if kind in carried or name in needed}
+    if "batch" in needed:
         arguments["batch"] = torch.zeros(dataset.num_nodes, dtype=torch.int64)
     ones = "SGFormerAttention" in {type(each).__name__ for each in net.modules()}  # of torch's default dtype
 
@@ -196,7 +192,7 @@ def _plain_loop(pyg_net: PyGNet, dataset: Dataset, task: Task, shard: Shard, *, 
                 torch.set_default_dtype(torch.float64)
             out = answer_of(net(x, edges, **arguments), typed=layout is not None)
         if layout is not None:
-            return layout.logits(layout.marked(out), task.out_dim)
+            return layout.logits(layout.answers(layout.marked(out), task.out_dim))
         assert isinstance(out, Tensor)
         return out
 

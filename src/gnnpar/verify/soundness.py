@@ -22,9 +22,8 @@ from gnnpar.folds.block import Rows
 from gnnpar.folds.edge_data import Schema
 from gnnpar.graph import Moments, Reduction
 from gnnpar.models.gnn import GNN, ModelSource
-from gnnpar.models.pyg.all_rows import NodeRows
-from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import EdgeRows, Placeholder
+from gnnpar.models.pyg.rows import Layout, NodeRows
 from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph

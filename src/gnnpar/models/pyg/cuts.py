@@ -29,10 +29,10 @@ from torch.fx.node import Argument, map_aggregate
 from torch_geometric.nn import MessagePassing
 
 from gnnpar.folds.block import Rows
-from gnnpar.models.pyg.dropout import LAST_TAG
 from gnnpar.models.pyg.marks import Placeholder
 from gnnpar.models.pyg.nested import Called, Intercepting, leaves, python_state
 from gnnpar.models.pyg.probe_graph import ProbeGraph
+from gnnpar.models.pyg.substitutes import LAST_TAG
 
 _READS_VALUES = frozenset(
     {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__", "__complex__"}

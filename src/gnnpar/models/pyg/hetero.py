@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Self
 
 import torch
@@ -27,11 +26,10 @@ from gnnpar.folds.sum import Sum
 from gnnpar.folds.wrapped import TypeFilteredFold
 from gnnpar.graph import Graph, InEdges, unchanged
 from gnnpar.models import hgt
-from gnnpar.models.pyg.all_rows import NodeRows, plain_rows
-from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import Bipartite, Edges, LocalEdges, Refused
 from gnnpar.models.pyg.nested import mapped_call, replaced
 from gnnpar.models.pyg.propagate import Forward, Lowering, is_plain, is_untouched
+from gnnpar.models.pyg.rows import Layout, NodeRows, plain_rows
 
 _BY_KEY = "__"  # joins the names of an edge type in the output of to_hetero, and in PyG's ModuleDict
 
@@ -105,51 +103,36 @@ def hetero_lowering(conv: MessagePassing) -> Lowering | None:
         return None
     if type(conv) is not pyg.HGTConv or not all((is_plain(conv), is_untouched(conv.k_rel), is_untouched(conv.v_rel))):
         raise ValueError("is a HGTConv with methods or hooks of its own, which is not carried")
-    return TypedAttention("mapped to attention by types of nodes and edges", False)
+    return TypedAttention("mapped to attention by types of nodes and edges")
 
 
-@dataclass(frozen=True, eq=False)
-class TypedGraph:
-    """A typed graph laid out as one graph, with the positions of its types."""
+def by_type(of: Callable[[LocalEdges], Tensor], g: Graph, layout: Layout) -> dict[tuple[str, str, str], Tensor]:
+    """Return the data of the in-edges of own rows by edge type, as the dictionaries that forward takes."""
+    return {key: of(LocalEdges(RelationGraph(g, layout, i))) for i, key in enumerate(layout.schema.edges)}
 
-    g: Graph
-    layout: Layout
 
-    @property
-    def schema(self) -> Schema:
-        return self.layout.schema
+def typed_forward(lowering: Lowering, conv: MessagePassing, g: Graph, layout: Layout, forward: Forward) -> Forward:
+    """Return `lowering.forward` on the relation of the edges passed to the convolution."""
+    if isinstance(lowering, TypedAttention):
+        return lowering.attention(conv, g, layout)
 
-    def by_type(self, of: Callable[[LocalEdges], Tensor]) -> dict[tuple[str, str, str], Tensor]:
-        """Return the data of the in-edges of own rows by edge type, as the dictionaries that forward takes."""
-        return {key: of(LocalEdges(RelationGraph(self, number))) for number, key in enumerate(self.schema.edges)}
-
-    def places(self, number: int) -> Tensor:
-        """Return the places of a type's edges among the edge operands, [e] int64."""
-        assert self.g.edge_type is not None
-        return (self.g.edge_type == number).nonzero().flatten()
-
-    def forward(self, lowering: Lowering, conv: MessagePassing, forward: Forward) -> Forward:
-        """Return `lowering.forward` on the relation of the edges passed to the convolution."""
-        if isinstance(lowering, TypedAttention):
-            return lowering.attention(conv, self)
-
-        def run(*args: object, **kwargs: object) -> object:
-            edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, RelationEdges)), None)
-            if edges is None and isinstance(conv, pyg.HANConv):  # takes all edge types, calls propagate per type
-                with replaced(conv, {"propagate": self.forward(lowering, conv, conv.propagate)}):
-                    return forward(*args, **kwargs)
-            if edges is None:
+    def run(*args: object, **kwargs: object) -> object:
+        edges = next((each for each in (*args, *kwargs.values()) if isinstance(each, RelationEdges)), None)
+        if edges is None and isinstance(conv, pyg.HANConv):  # takes all edge types, calls propagate per type
+            with replaced(conv, {"propagate": typed_forward(lowering, conv, g, layout, conv.propagate)}):
                 return forward(*args, **kwargs)
-            relation = RelationGraph(self, edges.number)
-            for each in (*args, *kwargs.values()):
-                relation.check(each)
-            args, kwargs = mapped_call(args, kwargs, plain_rows)
-            out = lowering.forward(conv, relation, forward)(*args, **kwargs)
-            if isinstance(out, Tensor) and out.ndim and len(out) == len(self.layout.rows[relation.kind]):
-                return NodeRows.of(relation.kind, out)
-            return out
+        if edges is None:
+            return forward(*args, **kwargs)
+        relation = RelationGraph(g, layout, edges.number)
+        for each in (*args, *kwargs.values()):
+            relation.check(each)
+        args, kwargs = mapped_call(args, kwargs, plain_rows)
+        out = lowering.forward(conv, relation, forward)(*args, **kwargs)
+        if isinstance(out, Tensor) and out.ndim and len(out) == len(layout.rows[relation.kind]):
+            return NodeRows.of(relation.kind, out)
+        return out
 
-        return run
+    return run
 
 
 class RelationGraph(Bipartite):
@@ -161,9 +144,9 @@ class RelationGraph(Bipartite):
 
     edge_type = None  # all edges are of one type
 
-    def __init__(self, typed: TypedGraph, number: int) -> None:
-        source, _, destination = typed.schema.edges[number]
-        self.typed, self.number, self.g, self.layout = typed, number, typed.g, typed.layout
+    def __init__(self, g: Graph, layout: Layout, number: int) -> None:
+        source, _, destination = self.key = layout.schema.edges[number]
+        self.g, self.layout, self.number = g, layout, number
         self.source_kind, self.kind = self.layout.number(source), self.layout.number(destination)
         self.num_sources, self.one_kind = len(self.layout.rows[self.source_kind]), self.source_kind == self.kind
         self.num_nodes = self.g.num_nodes
@@ -176,11 +159,17 @@ class RelationGraph(Bipartite):
             if isinstance(rows, NodeRows) and rows.kind not in wanted:
                 raise Refused(
                     f"is given rows of type {self.layout.schema.names[rows.kind]} for the edge type "
-                    f"({', '.join(self.typed.schema.edges[self.number])}) of other types"
+                    f"({', '.join(self.key)}) of other types"
                 )
 
+    @cached_property
+    def places(self) -> Tensor:
+        """Places of the relation's edges among the edge operands, [e] int64."""
+        assert self.g.edge_type is not None
+        return (self.g.edge_type == self.number).nonzero().flatten()
+
     def _own(self, table: Tensor) -> Tensor:
-        return self.layout.pick(self.kind, table).plain()
+        return self.layout.pick(self.kind, table).as_subclass(Tensor)
 
     @property
     def node_ids(self) -> Tensor:
@@ -189,7 +178,7 @@ class RelationGraph(Bipartite):
     @property
     def in_degree(self) -> Tensor:
         """In-degree by this relation."""
-        return self._own(self.g.type_degree(len(self.typed.schema.edges)))[:, self.number]
+        return self._own(self.g.type_degree(len(self.layout.schema.edges)))[:, self.number]
 
     @property
     def in_weight(self) -> Tensor | None:
@@ -202,16 +191,16 @@ class RelationGraph(Bipartite):
 
     @property
     def edge_ids(self) -> Tensor:
-        return self.g.edge_ids[self.typed.places(self.number)]
+        return self.g.edge_ids[self.places]
 
     @property
     def edge_attr(self) -> Tensor | None:
-        return None if self.g.edge_attr is None else self.g.edge_attr[self.typed.places(self.number)]
+        return None if self.g.edge_attr is None else self.g.edge_attr[self.places]
 
     @property
     def in_edges(self) -> InEdges:
         """In-edges, numbered by the rows of the two types."""
-        edges, places = self.g.in_edges, self.typed.places(self.number)
+        edges, places = self.g.in_edges, self.places
         source, row = edges.source[places], edges.row[places]
         source_place, place = (self.layout.places(kind) for kind in (self.source_kind, self.kind))
         own = torch.where(source < 0, -1, source_place[source.clamp_min(0)])
@@ -221,7 +210,7 @@ class RelationGraph(Bipartite):
         return F.pad(self.in_degree[:, None], (0, types - 1))
 
     def at(self, layer: int) -> Self:
-        return type(self)(TypedGraph(self.g.at(layer), self.layout), self.number)
+        return type(self)(self.g.at(layer), self.layout, self.number)
 
     def dropout(self, x: Tensor, p: float, *, tag: int = 0) -> Tensor:
         return self.layout.dropout(self.g, x, p, tag=tag)
@@ -234,8 +223,8 @@ class RelationGraph(Bipartite):
         near = tuple(self.layout.place(self.kind, rows) for rows in dst)
         rows_of_edges = ()
         if edge:
-            places, num_edges = self.typed.places(self.number), len(self.g.edge_ids)
-            rows_of_edges = tuple(t.new_zeros(num_edges, *t.shape[1:]).index_copy(0, places, t) for t in edge)
+            num_edges = len(self.g.edge_ids)
+            rows_of_edges = tuple(t.new_zeros(num_edges, *t.shape[1:]).index_copy(0, self.places, t) for t in edge)
         out = self.g.aggregate(TypeFilteredFold(agg, self.number), placed, near, rows_of_edges, shared)
         return out if agg.whole_neighborhood else self._own(out)
 
@@ -246,20 +235,20 @@ class TypedAttention(Lowering):
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         raise ValueError("is a HGTConv outside of a model of dictionaries by type, which is not carried")
 
-    def attention(self, conv: MessagePassing, typed: TypedGraph) -> Callable[..., dict[str, Tensor]]:
+    def attention(self, conv: MessagePassing, g: Graph, layout: Layout) -> Callable[..., dict[str, Tensor]]:
         """Return the convolution's forward on the rows of a rank."""
         assert isinstance(conv, pyg.HGTConv)
 
         def forward(x_dict: Mapping[str, Tensor], edge_index_dict: Mapping[object, object]) -> dict[str, Tensor]:
             numbers = {key: each.number for key, each in edge_index_dict.items() if isinstance(each, RelationEdges)}
-            for number, key in enumerate(typed.schema.edges):
+            for number, key in enumerate(layout.schema.edges):
                 if numbers.get(key) != number or key not in conv.edge_types_map:
                     raise ValueError(
                         f"a HGTConv attends over the in-edges of all edge types at once, and ({', '.join(key)}) of the "
                         "dataset is not among those it is made with or given; hand it metadata and edge_index_dict "
                         "whole"
                     )
-            g, layout, heads = typed.g, typed.layout, conv.heads
+            heads = conv.heads
             parts: dict[str, tuple[Tensor, ...]] = {
                 name: tuple(rows.unflatten(1, (heads, -1)) for rows in out.tensor_split(3, dim=1))
                 for name, out in conv.kqv_lin(x_dict).items()
@@ -268,13 +257,13 @@ class TypedAttention(Lowering):
                 torch.stack([layout.place(layout.number(name), part[i]) for name, part in parts.items()]).sum(0)
                 for i in range(3)
             )
-            at = torch.tensor([conv.edge_types_map[key] for key in typed.schema.edges], device=keys.device)
+            at = torch.tensor([conv.edge_types_map[key] for key in layout.schema.edges], device=keys.device)
             matrices = tuple(
                 each.weight.view(heads, len(conv.edge_types), *each.weight.shape[1:])[:, at]
                 for each in (conv.k_rel, conv.v_rel)
             )
-            prior = torch.cat([conv.p_rel[_BY_KEY.join(key)] for key in typed.schema.edges]).t()
-            fold = Generic(value=hgt.value, score=hgt.score, types=len(typed.schema.edges), by_heads=True)
+            prior = torch.cat([conv.p_rel[_BY_KEY.join(key)] for key in layout.schema.edges]).t()
+            fold = Generic(value=hgt.value, score=hgt.score, types=len(layout.schema.edges), by_heads=True)
             out = g.aggregate(fold, g.source(unchanged, keys, values), (queries,), (), (*matrices, prior)).flatten(1)
             rows = {n: layout.pick(layout.number(n), out) for n in parts if n in conv.dst_node_types}
             found = dict(conv.out_lin({name: F.gelu(each) for name, each in rows.items()}))

@@ -122,10 +122,6 @@ class EdgeRows(Marked):
         assert local.g.edge_attr is not None
         return EdgeRows.of(local.g.edge_attr)
 
-    def plain(self) -> Tensor:
-        """Return the same tensor without the mark."""
-        return self.as_subclass(Tensor)
-
 
 class Placeholder(Marked):
     """A placeholder for edge data, materialised when read: in a convolution, or if the rank holds the whole graph. Its

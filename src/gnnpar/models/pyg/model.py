@@ -26,26 +26,24 @@ from gnnpar.folds.edge_data import EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
-from gnnpar.models.pyg.all_rows import GLOBAL_REDUCTIONS, GlobalReductions, plain_rows
-from gnnpar.models.pyg.checkpointing import kept
 from gnnpar.models.pyg.cuts import Cuts, columns, cut, example, title
-from gnnpar.models.pyg.dropout import IN_EVALUATION, LAST_TAG, keyed_dropout, no_dropout
 from gnnpar.models.pyg.hetero import (
     ANY_SCHEMA,
     NeedsSchema,
     RelationEdges,
-    TypedGraph,
+    by_type,
     hetero_lowering,
     one_of_each,
     reads_dictionaries,
     schema_for,
+    typed_forward,
 )
-from gnnpar.models.pyg.layout import Layout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Refused, Types, Weights
-from gnnpar.models.pyg.nested import holding, mapped, mapped_call, replaced
-from gnnpar.models.pyg.norm import OF_ALL_NODES, batch_norms, forward_of
+from gnnpar.models.pyg.nested import mapped, mapped_call, replaced
 from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.models.pyg.propagate import Forward, Lowering, NormalizedSum, StandIn, adds_loops, lowering_of
+from gnnpar.models.pyg.rows import GlobalReductions, Layout, plain_rows
+from gnnpar.models.pyg.substitutes import IN_EVALUATION, LAST_TAG, no_dropout, substituted
 from gnnpar.models.row_local import refuse_noise
 from gnnpar.paths import locate
 from gnnpar.precision import is_narrow, mixed
@@ -175,7 +173,7 @@ class PyG(ModelSource):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        return tuple(batch_norms(self._sample()))
+        return tuple(name for name, each in self._sample().named_modules() if type(each) is nn.BatchNorm1d)
 
     @property
     def totals(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -326,14 +324,17 @@ def _located(target: str | None) -> Callable[..., object]:
     return factory
 
 
+def required(function: Callable[..., object]) -> list[str]:
+    """Return the names of arguments without a default."""
+    return [name for name, each in inspect.signature(function).parameters.items() if each.default is each.empty]
+
+
 def _needs_degrees(factory: Callable[..., object]) -> bool:
     """Return True if `deg` is a required argument. PyG's PNA takes it in **kwargs."""
     taken = inspect.signature(factory).parameters
-    argument = taken.get(_DEGREES)
-    if argument is None:
-        open_ended = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-        return open_ended and isinstance(factory, type) and issubclass(factory, PNA)
-    return argument.default is inspect.Parameter.empty
+    if _DEGREES not in taken and any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        return isinstance(factory, type) and issubclass(factory, PNA)
+    return _DEGREES in required(factory)
 
 
 def _widths(taken: Mapping[str, inspect.Parameter], given: Mapping[str, object], *sizes: int | None) -> dict[str, int]:
@@ -359,26 +360,13 @@ def _python_noise() -> object:
     return random.getstate(), repr(numpy.random.get_state())
 
 
-def _unseen(sample: Callable[..., object]) -> Callable[..., object]:
-    """Return `sample` without its effect on Python's and NumPy's random generators."""
-
-    def run(*args: object, **kwargs: object) -> object:
-        state, numpy_state = random.getstate(), numpy.random.get_state()
-        try:
-            return sample(*args, **kwargs)
-        finally:
-            random.setstate(state)
-            numpy.random.set_state(numpy_state)
-
-    return run
-
-
 _WEIGHT_NAMES = ("edge_weight", "edge_weights", "edge_weight_dict", "edge_weights_dict")
 _ARGUMENTS: dict[str, EdgeKind] = {
     **dict.fromkeys(_WEIGHT_NAMES, "weight"),
     **dict.fromkeys(("edge_attr", "edge_attr_dict"), "attr"),
     "edge_type": "type",
 }
+_EDGE_TITLES: dict[EdgeKind, str] = {"type": "types", "attr": "attributes"}
 
 
 def edge_arguments(net: nn.Module) -> dict[EdgeKind, str]:
@@ -428,10 +416,11 @@ class PyGNet(GNN):
     """A user's module `net` with a layer per convolution. It runs layer by layer if it can be cut, else in one piece.
     answers: node types for which a heterogeneous model returns logits."""
 
+    config: PyG  # pyright: ignore[reportIncompatibleVariableOverride] - only layer engines read a ModelConfig
+
     def __init__(self, config: PyG, net: nn.Module, in_dim: int, out_dim: int) -> None:
         nn.Module.__init__(self)  # GNN makes layers of a configuration
-        self.source, self.in_dim, self.out_dim = config, in_dim, out_dim
-        self.config = config  # pyright: ignore[reportAttributeAccessIssue] - only layer engines read the attributes of a layered GNN
+        self.config, self.in_dim, self.out_dim = config, in_dim, out_dim
         self.net = net
         self.lowerings = config.lowerings_of(net)
         self.widths, self.gives = (in_dim, *[0] * len(self.lowerings)), (out_dim,)
@@ -452,37 +441,37 @@ class PyGNet(GNN):
         return _convolutions(self.net)
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        """Return logits [N, out_dim] of the own rows of `g`."""
-        layout = None if self.schema is None else Layout.of(self.schema, x)
-        out = self._output(g, x, layout)
-        if layout is not None:
-            return widened(layout.logits(out, self.out_dim))
-        if isinstance(out, EdgeRows):
-            raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
-        out = plain_rows(out)
-        assert isinstance(out, Tensor)
-        return widened(out)
-
-    def _output(self, g: Graph, x: Tensor, layout: Layout | None) -> object:
-        """Return the output of the user's forward: the first entry of a tuple, `logits` or the first of a dict."""
+        """Return logits [N, out_dim] of the own rows of `g`: of the first entry of a tuple that the user's forward
+        gives, of `logits` or the first of a dict."""
         training, rows = self._begins(g), None
+        layout = None if self.schema is None else Layout.of(self.schema, x)
         hooked = [name for name, parameter in self.net.named_parameters() if parameter._backward_hooks]
         if hooked and len(g.node_ids) != g.num_nodes:
             raise ValueError(f"a hook of {hooked[0]}'s gradient (register_hook) would see the share of one rank")
         if self._measuring or self.totals:
             names = {id(module): name for name, module in self.named_modules()} if self._measuring else {}
             rows = GlobalReductions(g.at(0), layout and [len(rows) for rows in layout.rows], names)
-        with self._folding(g, x, layout, training=training, rows=rows) as edges:
-            if layout is None:
-                batch = {"batch": torch.zeros_like(g.node_ids)} if self._needs("batch") else {}
-                out = self.net(x if rows is None else rows.marked(x), Edges.of(edges), **self._of_edges(edges), **batch)
-            else:
-                typed = TypedGraph(g, layout)
-                out = self.net(layout.features(x), typed.by_type(RelationEdges.of), **self._of_edges(edges, typed))
+        edges = LocalEdges(g.at(0))
+        features, index = x if rows is None else rows.marked(x), Edges.of(edges)
+        if layout is not None:
+            features, index = layout.features(x), by_type(RelationEdges.of, g, layout)
+        given = self._edge_data(edges, layout)
+        if layout is None and "batch" in required(self.net.forward):
+            given["batch"] = torch.zeros_like(g.node_ids)
+        with self._folding(g, x, layout, rows=rows, after=LAST_TAG if training else None):
+            out = answer_of(self.net(features, index, **given), typed=layout is not None)
         self.reads_edges |= edges.read
         if rows is not None and self._measuring:
             self.totals = tuple({**dict.fromkeys(self.totals), **rows.readers})
-        return answer_of(out, typed=layout is not None)
+        if layout is not None:
+            answers = layout.answers(out, self.out_dim)
+            self.answers, self.unanswered = tuple(answers), tuple(n for n in layout.schema.names if n not in answers)
+            return widened(layout.logits(answers))
+        if isinstance(out, EdgeRows):
+            raise ValueError("the model adds rows of edges to rows of nodes; hand edge_attr to convolutions alone")
+        out = plain_rows(out)
+        assert isinstance(out, Tensor)
+        return widened(out)
 
     def takes_normalised(self, *, weighted: bool) -> bool:
         """Return False with edge weights, since only running forward shows which convolution gets them."""
@@ -495,27 +484,22 @@ class PyGNet(GNN):
         self.net.train(training)
         return training
 
-    def _of_edges(self, edges: LocalEdges, typed: TypedGraph | None = None) -> dict[str, object]:
+    def _edge_data(self, edges: LocalEdges, layout: Layout | None = None) -> dict[str, object]:
         """Return forward's edge arguments that the graph has data for or that are required."""
-        g, given, by_type = edges.g, dict[str, object](), typed and typed.by_type
+        g, given, types = edges.g, dict[str, object](), self.config.edge_types
+        data: dict[EdgeKind, tuple[Callable[[LocalEdges], Tensor], bool, bool]] = {  # whether given, whether lacking
+            "weight": (Weights.of, g.in_weight is not None, False),
+            "type": (Types.of, bool(types), types == 0),
+            "attr": (EdgeRows.attributes, g.edge_attr is not None, g.edge_attr is None),
+        }
         for kind, name in edge_arguments(self.net).items():
-            needed = self._needs(name)
-            if kind == "weight" and (needed or g.in_weight is not None):
-                given[name] = Weights.of(edges) if by_type is None else by_type(Weights.of)
-            if kind == "type" and needed and self.source.edge_types == 0:
-                raise ValueError(f"forward needs {name}, and the edges of the dataset have no types")
-            if kind == "type" and (needed or self.source.edge_types):
-                given[name] = Types.of(edges)
-            if kind == "attr" and g.edge_attr is not None:
-                given[name] = EdgeRows.attributes(edges) if by_type is None else by_type(EdgeRows.attributes)
-            elif kind == "attr" and needed:
-                raise ValueError(f"forward needs {name}, and the edges of the dataset have no attributes")
+            of, has, lacks = data[kind]
+            needed = name in required(self.net.forward)
+            if needed and lacks:
+                raise ValueError(f"forward needs {name}, and the edges of the dataset have no {_EDGE_TITLES[kind]}")
+            if needed or has:
+                given[name] = of(edges) if layout is None or kind == "type" else by_type(of, g, layout)
         return given
-
-    def _needs(self, name: str) -> bool:
-        """Return True if forward has an argument of this name without a default."""
-        argument = inspect.signature(self.net.forward).parameters.get(name)
-        return argument is not None and argument.default is inspect.Parameter.empty
 
     @contextmanager
     def _folding(
@@ -524,26 +508,18 @@ class PyGNet(GNN):
         x: Tensor,
         layout: Layout | None = None,
         *,
-        training: bool,
+        after: int | None,
         layer: int | None = None,
         rows: GlobalReductions | None = None,
-        after: int = LAST_TAG,
-    ) -> Iterator[LocalEdges]:
+    ) -> Iterator[None]:
         """Within the context, convolutions (or only the one of `layer`) run on `g`: instance attributes replace the
-        class's methods. Dropout is keyed. If the type of the input rows `x` is narrow, round outputs to it. Yield the
-        edges of the pass. after: tag of the last dropout so far.
+        class's methods. If the type of the input rows `x` is narrow, round outputs to it. after: tag of the last
+        dropout so far; None: draw no masks.
         """
-        convs, bodies = self.convs, list[tuple[nn.Module, Forward]]()
-        bodies += [(norm, forward_of(norm, g, layout)) for norm in batch_norms(self.net).values()]
-        for module in self.net.modules() if rows is not None and layout is None else ():
-            if type(module) in OF_ALL_NODES and "forward" not in vars(module):  # an instance may have its own
-                bodies.append((module, partial(OF_ALL_NODES[type(module)], module, rows)))
+        convs = self.convs
         with ExitStack() as stack:
             stack.enter_context(mixed(x))
-            if training:
-                stack.enter_context(keyed_dropout(g, len(x), layout, after=after))
-            stack.enter_context(holding(GLOBAL_REDUCTIONS, rows))
-            stack.enter_context(kept(self.net))
+            stack.enter_context(substituted(self.net, g, len(x), layout, rows, after))
             for i, (name, lowering) in enumerate(self.lowerings.items()):
                 if layer not in (None, i):
                     continue
@@ -551,13 +527,12 @@ class PyGNet(GNN):
                 if layout is None:
                     forward = lowering.forward(conv, view, conv.forward)
                 else:
-                    forward = TypedGraph(view, layout).forward(lowering, conv, conv.forward)
+                    forward = typed_forward(lowering, conv, view, layout, conv.forward)
                 marks = rows if layout is None else None
                 forward = _on_own_rows(f"{name} ({type(conv).__name__})", forward, marks, x.dtype)
-                bodies.append((conv, forward if "forward" in vars(conv) else StandIn(forward)))
-            for module, forward in bodies:
-                stack.enter_context(replaced(module, {"forward": forward}))
-            yield LocalEdges(g.at(0))
+                forward = forward if "forward" in vars(conv) else StandIn(forward)
+                stack.enter_context(replaced(conv, {"forward": forward}))
+            yield
 
     def measure(self) -> None:
         """Run the model on a few nodes, or one of each type, to find widths of layers and unsupported modules.
@@ -575,22 +550,21 @@ class PyGNet(GNN):
             out = self._try(widths, training=False)
             if self.net is not own:
                 drawn = _python_noise()
-                with ExitStack() as stack:
-                    for each in self.net.modules():
-                        if isinstance(each, SuperGATConv):  # it samples edges for its own loss alone
-                            stack.enter_context(replaced(each, {"negative_sampling": _unseen(each.negative_sampling)}))
-                    self._try(widths, training=True)
+                for each in self.net.modules():
+                    if isinstance(each, SuperGATConv):  # it samples edges for its own loss alone
+                        vars(each)["negative_sampling"] = lambda edges, *_: edges
+                self._try(widths, training=True)
                 if _python_noise() != drawn:
                     raise ValueError("forward draws numbers of Python's or NumPy's generator: its noise is not keyed")
         except ValueError as error:
-            raise ValueError(f"model.target={self.source.target}: {error}.") from error
+            raise ValueError(f"model.target={self.config.target}: {error}.") from error
         except Exception as error:  # forward may raise anything
             kinds, fix = self.schema or ANY_SCHEMA, "see model.kwargs"
             if left := [name for name in kinds.names if all(name != end for *_, end in kinds.edges)]:
                 fix = f"no edge ends at {', '.join(left)}, so convolutions by edge type give it no rows; add reverse "
                 fix += "edges (torch_geometric.transforms.ToUndirected), or keep its rows in forward"
             raise ValueError(
-                f"model.target={self.source.target} cannot run on {self.in_dim} features: {_why(error)}; {fix}"
+                f"model.target={self.config.target} cannot run on {self.in_dim} features: {_why(error)}; {fix}"
             ) from error
         finally:
             self.net, self._measuring = own, False
@@ -601,7 +575,7 @@ class PyGNet(GNN):
     def _try(self, widths: dict[str, int], *, training: bool) -> Tensor:
         """Return logits of a few nodes, else without marked tensors, else of the dataset's number of nodes."""
         sizes = [_PROBE_NODES] * (1 + self._measuring)
-        sizes += [self.source.nodes] if self.schema is None and self.source.nodes else []
+        sizes += [self.config.nodes] if self.schema is None and self.config.nodes else []
         for num_nodes in sizes[:-1]:
             with suppress(Exception):  # forward may raise anything
                 return self._logits(num_nodes, widths, training=training)
@@ -623,7 +597,7 @@ class PyGNet(GNN):
         x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
         if self.schema is not None and num_nodes > 1:
             x[:, -num_nodes:] = torch.eye(num_nodes)
-        num_edges, width = len(x) if ends is None else len(ends[0]), self.source.edge_dim
+        num_edges, width = len(x) if ends is None else len(ends[0]), self.config.edge_dim
         attr = x.new_zeros(num_edges, width) if width else None
         with ExitStack() as stack:
             for name, conv in self.convs.items():
@@ -632,10 +606,6 @@ class PyGNet(GNN):
             if not training:
                 stack.enter_context(no_dropout(IN_EVALUATION))
             view = ProbeGraph(x, edge_attr=attr, ends=ends, training=training)
-            if self.schema is not None:
-                layout = Layout.of(self.schema, x)
-                self.answers = tuple(layout.answers(self._output(view, x, layout), self.out_dim))
-                self.unanswered = tuple(name for name in self.schema.names if name not in self.answers)
             out = self(view, x)
             if "weight" in edge_arguments(self.net):
                 out = self(ProbeGraph(x, torch.ones(num_nodes, dtype=x.dtype), attr, ends=ends, training=training), x)
@@ -645,16 +615,16 @@ class PyGNet(GNN):
     def cuts(self) -> Cuts:
         """Layers of the model, recorded on first use. ValueError if it cannot be cut."""
         if self.schema is not None:
-            raise ValueError(f"{self.source.target} {_BY_TYPE}")
+            raise ValueError(f"{self.config.target} {_BY_TYPE}")
         if self._cuts is None:
             try:
-                weighted = {self._weighted(example(self, 1, self.in_dim, False, given)[0]) for given in (False, True)}
-                cuts = cut(self, tuple(self.lowerings), self.in_dim, weighted=sorted(weighted))
+                weighted = sorted({self._weighted(given) for given in (False, True)})
+                cuts = cut(self, tuple(self.lowerings), self.in_dim, weighted=weighted)
                 self._compare(cuts)
             except Exception as error:  # forward may raise anything
                 why = _why(error)
                 why = why if isinstance(error, ValueError) else f"it cannot run on a few nodes ({why})"
-                raise ValueError(f"{self.source.target} runs in one piece: {why}") from error
+                raise ValueError(f"{self.config.target} runs in one piece: {why}") from error
             self._cuts = cuts
         return self._cuts
 
@@ -676,9 +646,10 @@ class PyGNet(GNN):
                 raise ValueError("its forward takes another way, or other numbers, for another number of rows")
             raise ValueError("its forward gives other values the second time, and a recording the same")
 
-    def _weighted(self, g: Graph) -> bool:
-        """Return True if forward gets edge weights."""
-        return any(isinstance(each, Weights) for each in self._of_edges(LocalEdges(g)).values())
+    def _weighted(self, given: bool) -> bool:
+        """Return True if forward gets edge weights. given: the graph has weights."""
+        name = edge_arguments(self.net).get("weight")
+        return name is not None and (given or name in required(self.net.forward))
 
     def begin(self, g: Graph, x: Tensor) -> Rows:
         return self._run_segment(0, g, (x,))
@@ -692,8 +663,8 @@ class PyGNet(GNN):
     def _run_segment(self, place: int, g: Graph, activations: Rows) -> Rows:
         """Run the segment of layer `place` - 1. Outputs keep the type of the inputs, except logits."""
         training = self._begins(g)
-        segment, (first, *_) = self.cuts.programs[training, self._weighted(g)][place], activations
-        with self._folding(g, first, training=training, layer=place - 1, after=segment.after):
+        segment, (first, *_) = self.cuts.programs[training, self._weighted(g.in_weight is not None)][place], activations
+        with self._folding(g, first, layer=place - 1, after=segment.after if training else None):
             out = segment.run(self.net, activations)
         return out if place == -1 else tuple(t.to(first.dtype) for t in out)
 
@@ -732,6 +703,6 @@ class PyGNet(GNN):
 
     @property
     def needs_edge_ids(self) -> bool:
-        reads_rows = bool(self.source.edge_dim) and "attr" in edge_arguments(self.net)
+        reads_rows = bool(self.config.edge_dim) and "attr" in edge_arguments(self.net)
         drops = any(float(vars(conv).get("dropout") or 0) > 0 for conv in self.convs.values())
         return reads_rows or drops or self.reads_edges or any(lowering.whole for lowering in self.lowerings.values())

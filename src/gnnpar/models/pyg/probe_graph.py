@@ -9,7 +9,7 @@ from gnnpar.folds.aggregator import Aggregator, EdgeDropout
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import InEdges, OneView
-from gnnpar.models.pyg.dropout import LAST_TAG
+from gnnpar.models.pyg.substitutes import LAST_TAG
 
 Ends = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and types of edges, each [E], sorted by destination."""

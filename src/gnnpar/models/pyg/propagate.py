@@ -10,7 +10,7 @@ The user's code runs on marked tensors (marks.py). A fold replaces it where both
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,6 @@ from typing import TypeGuard, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 
@@ -31,7 +30,6 @@ from gnnpar.folds.softmax import Softmax, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local, unchanged
 from gnnpar.models.dense import dense
-from gnnpar.models.pyg.dropout import no_dropout
 from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Placeholder, Refused, Types, Weights, unmarked
 from gnnpar.models.pyg.nested import (
     Called,
@@ -43,7 +41,7 @@ from gnnpar.models.pyg.nested import (
     python_state,
     replaced,
 )
-from gnnpar.models.pyg.norm import IN_A_FOLD
+from gnnpar.models.pyg.substitutes import IN_A_FOLD, no_dropout
 from gnnpar.models.rgcn import relational_product
 from gnnpar.models.transformer import attend
 
@@ -80,24 +78,24 @@ _OF_ALL_EDGES = MessagePassing.special_args | {Types.name}
 
 def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
     """Return the aggregation path of a convolution. self_loops: of the graph (one per node, none, or as given)."""
-    cls, options, reduction, own = type(conv), vars(conv), _reduction(conv), vars(_own_code(conv))
-    wants, kept = bool(options.get("add_self_loops")), {key: own[key] for key in ("reduction", "message")}
+    cls, options, reduction, own = type(conv), vars(conv), _reduction(conv), _own_code(conv)
+    wants, kept = bool(options.get("add_self_loops")), (own.reduction, own.message)
     if not is_plain(conv) or not reduction:
-        return Lowering(**own)
+        return own
     if cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
         fits = not (wants and self_loops == "keep") and not (cls is pyg.APPNP and options["dropout"] > 0)
         if fits and (cls is pyg.GCNConv or not options.get("cached")):
             adds, improved = wants and self_loops is not True, bool(options.get("improved"))
             loop = 1 + improved if adds else 0
             loops = {"loop": loop, "loops": self_loops is True, "improved": improved and wants}
-            return NormalizedSum("mapped to GCN's sum", False, **kept, **loops)
+            return NormalizedSum("mapped to GCN's sum", *kept, **loops)
     if cls in _ATTENDS and reduction == "sum" and options["edge_dim"] is None and (self_loops is True or not wants):
-        return Attention("mapped to an online softmax", False, **kept, loops=wants)
+        return Attention("mapped to an online softmax", *kept, loops=wants)
     if cls is pyg.TransformerConv and reduction == "sum":
-        return DotAttention("mapped to an online softmax", False, **kept)
+        return DotAttention("mapped to an online softmax", *kept)
     if cls in _RELATIONAL and reduction != "max":
-        return Relational("mapped to a sum by type of edge", False, **kept)
-    return Lowering(**own)
+        return Relational("mapped to a sum by type of edge", *kept)
+    return own
 
 
 def adds_loops(conv: MessagePassing) -> bool:
@@ -163,12 +161,12 @@ def _own_code(conv: MessagePassing) -> Lowering:
     generated = inspect.isfunction(propagate) and propagate.__module__.endswith("_propagate")  # by PyG
     if reduction and ends and is_plain(conv) and (generated or propagate is MessagePassing.propagate):
         if own("message") in _PLAIN:
-            return Lowering(f"mapped to a {reduction} of source rows", False, reduction)
+            return Lowering(f"mapped to a {reduction} of source rows", reduction)
         names = tuple(inspect.signature(conv.message).parameters)
         counts = any(True for child in conv.children() for _ in child.buffers())  # a message may change buffers
         drops = float(vars(conv).get("dropout") or 0) > 0
         if reduction != "max" and _OF_ALL_EDGES.isdisjoint(names) and not counts and not drops:
-            return Lowering(f"its own message, {reduction} over edges", False, reduction, names)
+            return Lowering(f"its own message, {reduction} over edges", reduction, names)
     return Lowering()
 
 
@@ -176,18 +174,22 @@ def _own_code(conv: MessagePassing) -> Lowering:
 class Lowering:
     """The aggregation path of a convolution: its own code, with folds in place of `propagate`.
 
-    title: shown to the user. whole: read whole neighbourhoods. reduction: aggregation of `propagate` that a fold may
+    title: shown to the user. reduction: aggregation of `propagate` that a fold may
     replace; empty: none. message: argument names of a message that reads one edge at a time; None: the message is the
     source's row. apart: `message` was tried on single edges. loops: the graph must have one self loop per node, which
     only the fold of a subclass leaves out.
     """
 
     title: str = _WHOLE
-    whole: bool = True
     reduction: str = ""
     message: tuple[str, ...] | None = None
     apart: bool = False
     loops: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """True if the convolution reads whole neighbourhoods."""
+        return self.title == _WHOLE
 
     def forward(self, conv: MessagePassing, g: Graph, forward: Forward) -> Forward:
         """Return the convolution's forward on the rows of `g`. forward: its own forward."""
@@ -206,8 +208,8 @@ class Lowering:
                     propagate = partial(self._propagate, conv, local, conv.propagate)
                     stack.enter_context(with_matrices(conv, self, propagate))
                 out = unmarked(forward(*args, **kwargs))
-            if local.read and not self.whole:
-                self.title, self.whole = _WHOLE, True
+            if local.read:
+                self.title = _WHOLE
             return out
 
         return run
@@ -241,50 +243,48 @@ class Lowering:
         return g.aggregate(fold, g.source(unchanged, rows.flatten(1))).unflatten(1, rows.shape[1:])
 
     def _sum_of_messages(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor | None:
-        operands: dict[str, list[Tensor]] = {"j": [], "i": [], "edge": []}
-        read, fixed = list[tuple[str, str, int]](), dict[str, object]()
+        operands: tuple[list[Tensor], ...] = [], [], []  # of sources, destinations and edges
+        read, fixed = list[tuple[str, int, int]](), dict[str, object]()
         for name in self.message or ():
-            base, _, side = name.rpartition("_")
-            of_node = side in ("i", "j")
-            value: object = _ends(given.get(base))[side == "i"] if of_node else given.get(name)
-            if isinstance(value, EdgeRows) and not (of_node and base in given):
-                side, value = "edge", value.plain()
-            elif isinstance(value, Weights):
-                read.append((name, "edge", _WEIGHT))
-                continue
+            base, _, end = name.rpartition("_")
+            side = {"j": 0, "i": 1}.get(end, 2)
+            value: object = given.get(name) if side == 2 else _ends(given.get(base))[side]
+            if isinstance(value, Weights):
+                read.append((name, 2, _WEIGHT))
             elif value is None or isinstance(value, bool | int | float | str):
                 fixed[name] = value
-                continue
-            elif not of_node or not _is_rows(value) or (value.ndim != 2 and conv.node_dim != 0):
+            elif isinstance(value, EdgeRows) and side == 2:
+                read.append((name, 2, len(operands[2])))
+                operands[2].append(value.as_subclass(Tensor))
+            elif _is_rows(value) and side < 2 and (value.ndim == 2 or conv.node_dim == 0):
+                read.append((name, side, len(operands[side])))
+                operands[side].append(value)
+            else:
                 return None
-            read.append((name, side, len(operands[side])))
-            operands[side].append(value)
-        if not operands["j"]:
+        far, near, edge = map(tuple, operands)
+        if not far:
             return None
         value, weighted = _EdgeValue(conv, dict(vars(conv)), tuple(read), fixed, ()), any(at < 0 for *_, at in read)
         learned = self._learned(value, operands, weighted)
         if learned is None:
             return None
         fold = Generic(value=replace(value, learned=tuple(map(id, learned))), weighted=weighted)
-        near, edge = tuple(operands["i"]), tuple(operands["edge"])
-        return g.aggregate(fold, g.source(unchanged, *operands["j"]), near, edge, tuple(learned))
+        return g.aggregate(fold, g.source(unchanged, *far), near, edge, tuple(learned))
 
-    def _learned(self, value: _EdgeValue, operands: Mapping[str, list[Tensor]], weighted: bool) -> list[Tensor] | None:
+    def _learned(self, value: _EdgeValue, operands: Iterable[list[Tensor]], weighted: bool) -> list[Tensor] | None:
         """Run the message on four edges and return the parameters it reads. Return None if it reads other tensors that
         need gradients, mixes edges, draws random numbers, changes state, keeps tensors, or fails."""
-        x = {side: tuple(map(_probe_rows, rows)) for side, rows in operands.items()}
-        edge = (*x["edge"], x["j"][0].new_ones(_PROBE_EDGES)) if weighted else x["edge"]
+        far, near, edge = (tuple(map(_probe_rows, rows)) for rows in operands)
+        rows = far, near, (*edge, far[0].new_ones(_PROBE_EDGES)) if weighted else edge
         before = [(each, dict(vars(each))) for each in value.conv.modules()]
         numbers, tensors = python_state(value.conv), kept_tensors(value.conv)
         try:
-            with _Reads() as reads, torch.enable_grad(), no_dropout():
-                out = value(x["j"], x["i"], edge, ())
-            whole = out.detach().clone()
-            del out
+            with _Reads() as reads, torch.enable_grad():
+                whole = value(*rows, ()).detach().clone()
             if kept_tensors(value.conv) != tensors or python_state(value.conv) != numbers:
                 self.reduction = ""  # for good, since each probe leaves more of it
                 return None
-            given = {id(t) for rows in (*x.values(), edge) for t in rows}
+            given = {id(t) for side in rows for t in side}
             learned = [t for t in reads.others.values() if t.requires_grad and id(t) not in given]
             changed = any(vars(each) != was for each, was in before)
             if changed or len(whole) != _PROBE_EDGES or not all(isinstance(t, nn.Parameter) for t in learned):
@@ -293,7 +293,7 @@ class Lowering:
                 fixed, shared = replace(value, learned=tuple(map(id, learned))), tuple(t.detach() for t in learned)
                 parts = list[Tensor]()
                 for at in (slice(0, 1), slice(1, _PROBE_EDGES)):
-                    src, dst, own = (tuple(t.detach()[at] for t in rows) for rows in (x["j"], x["i"], edge))
+                    src, dst, own = (tuple(t.detach()[at] for t in side) for side in rows)
                     parts.append(fixed(src, dst, own, shared))
                 joined = torch.cat(parts)
                 self.apart = joined.shape == whole.shape and torch.allclose(joined, whole, equal_nan=True)
@@ -424,7 +424,7 @@ class DotAttention(_Mapped):
     def fold(self, conv: MessagePassing, g: Graph, given: Mapping[str, object]) -> Tensor:
         assert isinstance(conv, pyg.TransformerConv)
         query, key, value = (cast("Tensor", given[name]) for name in ("query", "key", "value"))
-        edge = (rows.plain(),) if isinstance(rows := given["edge_attr"], EdgeRows) else ()
+        edge = (rows.as_subclass(Tensor),) if isinstance(rows := given["edge_attr"], EdgeRows) else ()
         matrix = conv.lin_edge.weight if edge and conv.lin_edge is not None else None
         return attend(g, g.source(unchanged, key, value), query, edge, matrix, conv.dropout if conv.training else 0.0)
 
@@ -464,48 +464,38 @@ class _Reads(Intercepting):
 
     def __init__(self) -> None:
         super().__init__(self._recorded)
-        self.others, self.made = dict[int, Tensor](), WeakTensorKeyDictionary()
+        self.others, self._made = dict[int, Tensor](), dict[int, Tensor]()
 
     def _recorded(self, func: Called, args: tuple, given: dict[str, object]) -> object:
-        for each in leaves((args, given)):
-            if isinstance(each, Tensor) and each not in self.made:
-                self.others[id(each)] = each
+        self.others |= {id(t): t for t in leaves((args, given)) if isinstance(t, Tensor) and id(t) not in self._made}
         out = func(*args, **given)
-        self.made.update(
-            (each, None) for each in leaves(out) if isinstance(each, Tensor) and id(each) not in self.others
-        )
+        self._made |= {id(t): t for t in leaves(out) if isinstance(t, Tensor) and id(t) not in self.others}
         return out
-
-
-def _reading(others: Mapping[int, Tensor]) -> Intercepting:
-    """Return a context that replaces tensor arguments of torch functions. others: replacements by id."""
-
-    def called(func: Called, args: tuple, given: dict[str, object]) -> object:
-        args, given = mapped_call(args, given, lambda leaf: others.get(id(leaf), leaf))
-        return func(*args, **given)
-
-    return Intercepting(called)
 
 
 @dataclass(frozen=True, eq=False)
 class _EdgeValue:
     """The message of e edges.
 
-    state: attributes of the convolution at the call. read: (argument, operand, index), with operand j (source), i
-    (destination) or edge. fixed: constant arguments. learned: ids of parameters to replace by the shared operands.
+    state: attributes of the convolution at the call. read: (argument, operand, index), with operand 0 (source), 1
+    (destination) or 2 (edge). fixed: constant arguments. learned: ids of parameters to replace by the shared operands.
     """
 
     conv: MessagePassing
     state: Mapping[str, object]
-    read: tuple[tuple[str, str, int], ...]
+    read: tuple[tuple[str, int, int], ...]
     fixed: Mapping[str, object]
     learned: tuple[int, ...]
 
     def __call__(self, src: Rows, dst: Rows, edge: Rows, shared: Rows) -> Tensor:
-        sides = {"j": src, "i": dst, "edge": edge}
-        given = {**self.fixed, **{name: sides[side][place] for name, side, place in self.read}}
-        others = _reading(dict(zip(self.learned, shared, strict=True)))
-        with replaced(self.conv, self.state), no_dropout(), holding(IN_A_FOLD, True), others:
+        given = {**self.fixed, **{name: (src, dst, edge)[side][place] for name, side, place in self.read}}
+        others = dict(zip(self.learned, shared, strict=True))
+
+        def reading(func: Called, args: tuple, given: dict[str, object]) -> object:
+            args, given = mapped_call(args, given, lambda leaf: others.get(id(leaf), leaf))
+            return func(*args, **given)
+
+        with replaced(self.conv, self.state), no_dropout(), holding(IN_A_FOLD, True), Intercepting(reading):
             begun, message = dict(vars(self.conv)), cast("Callable[..., Tensor]", self.conv.message)
             out = message(**given)
             ended = vars(self.conv)

@@ -1,9 +1,10 @@
-"""Reductions over the rows of all nodes in a user's forward, outside convolutions.
+"""Rows of nodes in a user's forward, outside convolutions: their types, and reductions over the rows of all nodes.
 
 Rows of nodes are marked tensors (`NodeRows`). A function that reduces their row dimension, such as `x.mean(0)`,
 `k.t() @ v` or PyG's `scatter` into one graph, runs on the rows of this rank, and `Graph.total` sums over ranks.
 Other functions run on the rank's own rows. If one of them mixes rows, its result on a probe graph differs from one
-device, and an error names the model.
+device, and an error names the model. `Layout` has the positions of each type's rows in a typed graph, which is laid
+out as one graph.
 """
 
 # arguments of torch's dispatch have no types
@@ -13,9 +14,10 @@ device, and an error names the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from traceback import walk_stack
 from typing import ClassVar
@@ -25,9 +27,11 @@ from torch import Tensor, nn
 from torch.overrides import get_default_nowrap_functions
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gnnpar.folds.block import widened
-from gnnpar.graph import Graph, Reduction
+from gnnpar.folds.edge_data import Schema
+from gnnpar.graph import Graph, Moments, Reduction
 from gnnpar.models.pyg.nested import Called, leaves, mapped_call
 from gnnpar.precision import unmixed
 
@@ -72,14 +76,10 @@ class NodeRows(Tensor):
 
         return out if func in get_default_nowrap_functions() else tree_map_only(Tensor, marked, out)
 
-    def plain(self) -> Tensor:
-        """Return the same tensor without the mark."""
-        return self.as_subclass(Tensor)
-
 
 def plain_rows(value: object) -> object:
     """Return rows of nodes without their mark, and other values unchanged."""
-    return value.plain() if isinstance(value, NodeRows) else value
+    return value.as_subclass(Tensor) if isinstance(value, NodeRows) else value
 
 
 @cache
@@ -133,7 +133,7 @@ class GlobalReductions:
     def _sum(self, func: Called, input: NodeRows, dim: Dim = None, keepdim=False, *, dtype: DType = None) -> Tensor:
         """Return sum or mean."""
         dims, mean = _reduced(input, dim), func.__name__ == "mean"
-        out = self.total(widened(input.plain()).sum(dims, keepdim=keepdim))
+        out = self.total(widened(input.as_subclass(Tensor)).sum(dims, keepdim=keepdim))
         out = out / self._number(input, dims) if mean else out
         return out.to(dtype or (input.dtype if input.is_floating_point() else out.dtype))
 
@@ -164,7 +164,7 @@ class GlobalReductions:
     def _softmax(self, func: Called, input: NodeRows, dim: int, _stacklevel: int = 3, *, dtype: DType = None) -> Tensor:
         """Return softmax or log_softmax."""
         dims, x = _reduced(input, dim), input if dtype is None else input.to(dtype)
-        shifted = x - self._largest(x.plain(), x.at, dims).to(x.dtype)
+        shifted = x - self._largest(x.as_subclass(Tensor), x.at, dims).to(x.dtype)
         total = shifted.exp().sum(dims, True)
         return shifted - total.log() if func.__name__ == "log_softmax" else shifted.exp() / total
 
@@ -185,7 +185,7 @@ class GlobalReductions:
         if with_ids and (not isinstance(dim, int) or self.by_type is not None):
             raise _OfOwnRows
         dims = _reduced(input, dim)
-        x = sign * input.plain()
+        x = sign * input.as_subclass(Tensor)
         best = self._largest(x, input.at, dims)
         taken, place = x == best, None
         if with_ids:
@@ -232,7 +232,7 @@ class GlobalReductions:
             return src.amax(at, True) if reduce == "amax" else src.amin(at, True)
         if isinstance(input, NodeRows) and input.at == at and input.shape[at] == src.shape[at] != 1:
             raise ValueError(f"the model calls {name} from rows of nodes to rows of nodes outside of a convolution")
-        table, values = input.as_subclass(Tensor), widened(src.plain())
+        table, values = input.as_subclass(Tensor), widened(src.as_subclass(Tensor))
         part = func(torch.zeros_like(table, dtype=values.dtype), at, index.as_subclass(Tensor), values)
         out = self.total(part).to(table.dtype)
         return table.add_(out) if name.endswith("_") else table + out
@@ -294,3 +294,120 @@ def _reduced(x: object, dim: Dim) -> tuple[int, ...]:
         if x.at in dims:
             return dims
     raise _OfOwnRows
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The type of each of a rank's `num_rows` rows. Shapes: rows[t] [N_t] int64, ascending."""
+
+    schema: Schema
+    rows: tuple[Tensor, ...]
+    num_rows: int
+
+    @staticmethod
+    def of(schema: Schema, x: Tensor) -> Layout:
+        """Read the layout from the last columns of the features; cached while x lives. Shapes: x [N, schema.width]."""
+        found = _layouts.get(x)
+        if found is None or found.schema is not schema:
+            kinds = len(schema.nodes)
+            kind = x[:, -kinds:].argmax(1) if kinds > 1 else x.new_zeros(len(x), dtype=torch.int64)
+            rows = tuple((kind == t).nonzero().flatten() for t in range(kinds))
+            found = _layouts[x] = Layout(schema, rows, len(x))
+        return found
+
+    def features(self, x: Tensor) -> dict[str, Tensor]:
+        """Return x_dict of the types that have features. Shapes: x [N, width] -> [N_t, width_t]."""
+        columns = enumerate(zip(self.schema.nodes, self.schema.columns, strict=True))
+        return {name: self.pick(t, x[:, own]) for t, ((name, width), own) in columns if width}
+
+    def number(self, name: str) -> int:
+        """Return the number of a node type."""
+        return self.schema.names.index(name)
+
+    def pick(self, kind: int, table: Tensor) -> NodeRows:
+        """Return rows of one type, marked. Shapes: [N, ...] -> [N_t, ...]."""
+        rows = table if len(self.rows) == 1 else table.index_select(0, self.rows[kind])
+        return NodeRows.of(kind, rows)
+
+    def places(self, kind: int) -> Tensor:
+        """Return the index of each row among those of the type, [N] int64, -1 for rows of other types."""
+        found = torch.full((self.num_rows,), -1, device=self.rows[kind].device)
+        found[self.rows[kind]] = torch.arange(len(self.rows[kind]), device=found.device)
+        return found
+
+    def place(self, kind: int, rows: Tensor) -> Tensor:
+        """Scatter rows of one type into all rows, zeros elsewhere, without a mark. Shapes: [N_t, ...] -> [N, ...].
+        ValueError if they are rows of another type, or not one per node."""
+        plain = rows.as_subclass(Tensor) if isinstance(rows, NodeRows) else rows
+        if (isinstance(rows, NodeRows) and rows.kind != kind) or not rows.ndim or len(rows) != len(self.rows[kind]):
+            raise ValueError(
+                f"passes rows of shape {list(rows.shape)} to an edge type with nodes of type "
+                f"{self.schema.names[kind]}, which have other rows"
+            )
+        if len(self.rows) == 1:
+            return plain
+        return plain.new_zeros(self.num_rows, *plain.shape[1:]).index_copy(0, self.rows[kind], plain)
+
+    def kind_of(self, rows: Tensor) -> int | None:
+        """Return the type of rows, from their mark, or from their number if it matches only one type; else None."""
+        if isinstance(rows, NodeRows):
+            return rows.kind if rows.ndim and len(rows) == len(self.rows[rows.kind]) else None
+        found = [kind for kind, own in enumerate(self.rows) if rows.ndim and len(own) == len(rows)]
+        return found[0] if len(found) == 1 else None
+
+    def marked(self, out: object) -> object:
+        """Mark a tensor if its number of rows matches only one type."""
+        kind = self.kind_of(out) if isinstance(out, Tensor) else None
+        return out if kind is None or not isinstance(out, Tensor) else NodeRows.of(kind, out)
+
+    def dropout(self, g: Graph, rows: Tensor, p: float, *, tag: int) -> Tensor:
+        """Apply dropout with masks keyed by node. Shapes: [N_t, ...] -> [N_t, ...]."""
+        if (kind := self.kind_of(rows)) is None:
+            raise ValueError(
+                f"the model drops entries of {list(rows.shape)}, which are no rows of one type of nodes; a message has "
+                "no dropout of its own"
+            )
+        kept = self.pick(kind, g.dropout(self.place(kind, rows), p, tag=tag))
+        return kept if isinstance(rows, NodeRows) else kept.as_subclass(Tensor)
+
+    def moments(self, g: Graph, kind: int, x: Tensor) -> Moments | None:
+        """Return the moments of the rows of one type from two sums over the graph: of the rows and their number, then
+        of squared deviations. Shapes: x [N_t, F]."""
+        first = g.moments(self.place(kind, torch.cat([x, x.new_ones(len(x), 1)], 1)))
+        if first is None:
+            return None
+        share = first.mean[-1].detach()  # share of this type's rows among all
+        share = torch.where(share > 0, share, 1.0)
+        mean = first.mean[:-1] / share
+        around = g.moments(self.place(kind, x - mean))
+        assert around is not None
+        variance = (around.variance + around.mean.square()) / share
+        return Moments(mean, variance, round(float(share) * first.rows), first.probe)
+
+    def answers(self, out: object, width: int) -> dict[str, Tensor]:
+        """Return the rows of this width in the output of forward (a dictionary, or rows of one type), by type.
+        ValueError without rows of the type that has labels."""
+        given: Mapping[object, object] = out if isinstance(out, dict) else {}
+        if isinstance(out, NodeRows):
+            given = {self.schema.names[out.kind]: out}
+        elif not isinstance(out, dict):
+            raise ValueError(
+                f"forward gives {list(out.shape) if isinstance(out, Tensor) else type(out).__name__}, which are "
+                "neither rows of one type of nodes nor a dictionary by type"
+            )
+        rows = {name: given[name] for name in self.schema.names if name in given}
+        found = {name: t for name, t in rows.items() if isinstance(t, Tensor) and t.shape[1:] == (width,)}
+        target = self.schema.target
+        if (target is not None and target not in found) or not found:
+            got = ", ".join(f"{n} {list(t.shape[1:]) if isinstance(t, Tensor) else t}" for n, t in rows.items())
+            wanted = f"type {target}, which has the labels" if target is not None else "some type of nodes"
+            raise ValueError(f"forward gives {got or 'nothing'}, and the task needs rows of {width} logits of {wanted}")
+        return found
+
+    def logits(self, answers: Mapping[str, Tensor]) -> Tensor:
+        """Return `answers` as rows of all nodes, 0 for other types. Shapes: [N_t, width] each -> [N, width]."""
+        placed = [self.place(self.number(name), rows) for name, rows in answers.items()]
+        return placed[0] if len(placed) == 1 else torch.stack(placed).sum(0)
+
+
+_layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
