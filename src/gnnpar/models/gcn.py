@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.folds.block import Rows
-from gnnpar.folds.edge_data import EdgeKind
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, Local
 from gnnpar.models.dense import dense
@@ -52,13 +51,8 @@ class GCNConv(nn.Module):
 class Symmetric(ModelConfig):
     """Configuration of models that sum by D^-1/2 A D^-1/2 with edge weights."""
 
-    @property
-    def takes_root(self) -> bool:
-        return True
-
-    @property
-    def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset({"weight"})
+    takes_root = True
+    edge_data = frozenset({"weight"})
 
 
 @dataclass(frozen=True, kw_only=True)

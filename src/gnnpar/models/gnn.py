@@ -45,43 +45,25 @@ _ENCODER_MASK, _DECODER_MASK = 1, 2  # dropout tags; a layer's own mask has tag 
 
 
 class ModelSource:
-    """The configuration `model`: a ModelConfig or a PyG model. wraps: the module is the user's, stored as `net`, and
-    runs on one graph at a time. totals: modules that read sums over all rows of a layer."""
+    """The configuration `model`: a ModelConfig or a PyG model.
+
+    wraps: the module is the user's, stored as `net`, and runs on one graph at a time. in_one_piece: why the layers
+    cannot run separately; empty if they can, or if unknown until the dataset sets the widths. edge_data: kinds of edge
+    data that the model reads. takes_root: it normalises by roots of sums of edge weights. reads_degrees: it is built
+    with the histogram of in-degrees. whole_neighborhoods: convolutions that need all in-edges of a row at once.
+    moments, totals: modules that normalise by the mean and variance of all rows of a layer, or read sums over them.
+    """
 
     wraps: ClassVar[bool] = False
+    in_one_piece: ClassVar[str] = ""
+    edge_data: ClassVar[frozenset[EdgeKind]] = frozenset()
+    takes_root: ClassVar[bool] = False
+    reads_degrees: ClassVar[bool] = False
+    whole_neighborhoods: ClassVar[tuple[str, ...]] = ()
+    moments: ClassVar[tuple[str, ...]] = ()
     totals: ClassVar[tuple[str, ...]] = ()
     num_layers: int
     input_dropout: float
-
-    @property
-    def in_one_piece(self) -> str:
-        """Why the layers cannot run separately. Empty if they can, or if unknown before the dataset sets the widths."""
-        return ""
-
-    @property
-    def edge_data(self) -> frozenset[EdgeKind]:
-        """Kinds of edge data that the model reads."""
-        return frozenset()
-
-    @property
-    def takes_root(self) -> bool:
-        """Whether the model normalises by roots of sums of edge weights."""
-        return False
-
-    @property
-    def whole_neighborhoods(self) -> tuple[str, ...]:
-        """Convolutions that need all in-edges of a row at once."""
-        return ()
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """Modules that normalise by the mean and variance of all rows of a layer."""
-        return ()
-
-    @property
-    def reads_degrees(self) -> bool:
-        """Whether the model is built with the histogram of in-degrees."""
-        return False
 
     def aggregation_paths(self) -> list[str]:
         """Return a line for each convolution with a noteworthy aggregation path."""
@@ -125,7 +107,7 @@ class ModelConfig(ModelSource):
     jump: Jump = "none"
 
     @property
-    def moments(self) -> tuple[str, ...]:
+    def moments(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return ("model.norm=batch",) if self.norm == "batch" else ()
 
     def conv(self, in_dim: int, out_dim: int, *, index: int, aggregate_first: bool) -> nn.Module:
@@ -191,10 +173,7 @@ class ReadsAttributes(ModelConfig):
     layers without edge attributes."""
 
     edge_dim: Annotated[int, Ge(0), Le(1_000_000)] | None = None
-
-    @property
-    def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset({"attr"})
+    edge_data = frozenset({"attr"})
 
     def on(self, sizes: EdgeSizes) -> Self:
         if self.edge_dim not in (None, sizes.attr):
@@ -267,9 +246,10 @@ def _largest(rows: Sequence[Tensor]) -> Tensor:
 
 class GNN(nn.Module):
     """Encoder, layers and decoder. A pipeline stage runs a slice of `layers` and sends the activations between them.
-    unanswered: node types with zero output rows."""
+    unanswered: node types with zero output rows. on_edges: name prefixes of modules that act on rows of edges."""
 
     unanswered: tuple[str, ...] = ()
+    on_edges: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig, in_dim: int, out_dim: int, *, cached_first_layer: bool = False) -> None:
         super().__init__()
@@ -412,11 +392,6 @@ class GNN(nn.Module):
     @property
     def num_layers(self) -> int:
         return len(self.layers)
-
-    @property
-    def on_edges(self) -> tuple[str, ...]:
-        """Return name prefixes of modules that act on rows of edges."""
-        return ()
 
     @property
     def convolutions(self) -> list[object]:

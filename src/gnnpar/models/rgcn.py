@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gnnpar.files import require_memory
 from gnnpar.folds.block import sorted_by_kind
-from gnnpar.folds.edge_data import EdgeKind, EdgeSizes
+from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import Graph, unchanged
 from gnnpar.models.gnn import ModelConfig
@@ -101,15 +101,12 @@ class Typed(ModelConfig):
     """Configuration with edge types. num_relations: number of types; None: that of the dataset, 1 if it has none."""
 
     num_relations: Annotated[int, Ge(1), Le(10_000)] | None = None
+    edge_data = frozenset({"type"})
 
     @property
     def relations(self) -> int:
         """Number of edge types, 1 if not known."""
         return self.num_relations or 1
-
-    @property
-    def edge_data(self) -> frozenset[EdgeKind]:
-        return frozenset({"type"})
 
     def on(self, sizes: EdgeSizes) -> Self:
         relations = self.num_relations or max(1, sizes.types)

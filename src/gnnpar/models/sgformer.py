@@ -96,10 +96,7 @@ class ReadsAllNodes(ModelConfig):
     net: ClassVar[type[GNN]]
     ends: ClassVar[str] = "model.encoder=linear and model.decoder=linear"
     totals = ("the attention",)
-
-    @property
-    def in_one_piece(self) -> str:
-        return "attention between all nodes runs beside the layers"
+    in_one_piece = "attention between all nodes runs beside the layers"
 
     def module(self, in_dim: int, out_dim: int, *, cached_first_layer: bool) -> GNN:
         name = type(self).__name__

@@ -218,14 +218,6 @@ class Segment:
         out = interpreter.run(len(first), first.dtype, first.device, *values)
         return tuple(t.reshape(len(first), int(columns(node))) for node, t in zip(self.gives, out, strict=True))
 
-    def parameters(self, net: nn.Module) -> Iterable[nn.Parameter]:
-        """Yield the parameters that the steps read, and those of the modules that they call."""
-        for node in self.graph.nodes:
-            if node.op == "call_module":
-                yield from net.get_submodule(node.target).parameters()
-            elif node.op == "get_attr" and isinstance(held := attrgetter(node.target)(net), nn.Parameter):
-                yield held
-
 
 Program = tuple[Segment, ...]
 """The part before the first layer, the layers, the part after the last."""
@@ -284,9 +276,12 @@ def _layers_of_parameters(programs: Iterable[Program], net: nn.Module) -> dict[s
     for program in programs:
         for i, segment in enumerate(program):
             layer = min(max(i - 1, 0), len(program) - 3)
-            for name in (names[id(each)] for each in segment.parameters(net)):
-                if found.setdefault(name, layer) != layer:
-                    raise ValueError(f"{name} is read in two layers, {found[name]} and {layer}")
+            for node in segment.graph.nodes:
+                called = net.get_submodule(node.target).parameters() if node.op == "call_module" else ()
+                read = (attrgetter(node.target)(net),) if node.op == "get_attr" else ()
+                for name in (names.get(id(each)) for each in (*called, *read)):  # None: a buffer
+                    if name is not None and found.setdefault(name, layer) != layer:
+                        raise ValueError(f"{name} is read in two layers, {found[name]} and {layer}")
     return found
 
 

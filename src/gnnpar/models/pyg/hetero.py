@@ -91,9 +91,9 @@ def schema_for(net: nn.Module) -> Schema:
 def one_of_each(schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
     """Return one edge per edge type, with one node per node type: source, destination, type, each [R]."""
     ends = [(schema.names.index(a), schema.names.index(b)) for a, _, b in schema.edges]
-    order = sorted(range(len(ends)), key=lambda r: ends[r][1])
-    source, destination = torch.tensor([ends[r] for r in order]).t()
-    return source, destination, torch.tensor(order)
+    source, destination = torch.tensor(ends).t()
+    order = destination.argsort(stable=True)
+    return source[order], destination[order], order
 
 
 def hetero_lowering(conv: MessagePassing) -> Lowering | None:

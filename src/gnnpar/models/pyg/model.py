@@ -1,5 +1,8 @@
 """`model=pyg model.target=my_package.Net`: a PyG model, unchanged."""
 
+# properties of a PyG model stand for class variables of other models
+# pyright: reportIncompatibleVariableOverride=false
+
 from __future__ import annotations
 
 import copy
@@ -26,18 +29,9 @@ from gnnpar.folds.edge_data import EdgeKind, EdgeSizes, Schema, SelfLoops
 from gnnpar.graph import Graph
 from gnnpar.models.gnn import GNN, MOST_LAYERS, ModelSource
 from gnnpar.models.initial import construct
+from gnnpar.models.pyg import hetero
 from gnnpar.models.pyg.cuts import Cuts, columns, cut, example, title
-from gnnpar.models.pyg.hetero import (
-    ANY_SCHEMA,
-    NeedsSchema,
-    RelationEdges,
-    by_type,
-    hetero_lowering,
-    one_of_each,
-    reads_dictionaries,
-    schema_for,
-    typed_forward,
-)
+from gnnpar.models.pyg.hetero import ANY_SCHEMA, reads_dictionaries
 from gnnpar.models.pyg.marks import EdgeRows, Edges, LocalEdges, Refused, Types, Weights
 from gnnpar.models.pyg.nested import mapped, mapped_call, replaced
 from gnnpar.models.pyg.probe_graph import ProbeGraph
@@ -102,14 +96,14 @@ class PyG(ModelSource):
         return _DEGREES not in self.kwargs and _needs_degrees(_located(self.target))
 
     @property
-    def num_layers(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def num_layers(self) -> int:
         return len(_convolutions(self._sample()))
 
     @property
     def sample_schema(self) -> Schema | None:
         """Return `types`, or without a dataset a schema on which the model runs; None if it is not heterogeneous."""
         net = self._sample()
-        return (self.types or schema_for(net)) if reads_dictionaries(net) else None
+        return (self.types or hetero.schema_for(net)) if reads_dictionaries(net) else None
 
     @property
     def edge_data(self) -> frozenset[EdgeKind]:
@@ -176,7 +170,7 @@ class PyG(ModelSource):
         return tuple(name for name, each in self._sample().named_modules() if type(each) is nn.BatchNorm1d)
 
     @property
-    def totals(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def totals(self) -> tuple[str, ...]:
         net = self._run_sample()
         return () if net is None else net.totals
 
@@ -192,7 +186,7 @@ class PyG(ModelSource):
         found, loops = dict[str, Lowering](), self._given_loops
         for name, conv in _convolutions(net).items():
             try:
-                found[name] = hetero_lowering(conv) or lowering_of(conv, self_loops=loops)
+                found[name] = hetero.hetero_lowering(conv) or lowering_of(conv, self_loops=loops)
             except ValueError as error:
                 title = f"{name} of model.target={self.target} ({type(conv).__name__})"
                 raise ValueError(f"{title} {error}.") from error
@@ -240,7 +234,7 @@ class PyG(ModelSource):
             by_name = isinstance(error.__cause__, LookupError | ValueError | AttributeError)
             if schema is not None or not by_name or not _SCHEMA.keys() & inspect.signature(factory).parameters.keys():
                 raise
-        return NeedsSchema(factory)
+        return hetero.NeedsSchema(factory)
 
     def _make(self, in_dim: int, out_dim: int, schema: Schema | None = None) -> nn.Module:
         """Call the user's class or function with `kwargs` and the arguments that its signature names."""
@@ -416,7 +410,7 @@ class PyGNet(GNN):
     """A user's module `net` with a layer per convolution. It runs layer by layer if it can be cut, else in one piece.
     answers: node types for which a heterogeneous model returns logits."""
 
-    config: PyG  # pyright: ignore[reportIncompatibleVariableOverride] - only layer engines read a ModelConfig
+    config: PyG  # only layer engines read a ModelConfig
 
     def __init__(self, config: PyG, net: nn.Module, in_dim: int, out_dim: int) -> None:
         nn.Module.__init__(self)  # GNN makes layers of a configuration
@@ -454,7 +448,7 @@ class PyGNet(GNN):
         edges = LocalEdges(g.at(0))
         features, index = x if rows is None else rows.marked(x), Edges.of(edges)
         if layout is not None:
-            features, index = layout.features(x), by_type(RelationEdges.of, g, layout)
+            features, index = layout.features(x), hetero.by_type(hetero.RelationEdges.of, g, layout)
         given = self._edge_data(edges, layout)
         if layout is None and "batch" in required(self.net.forward):
             given["batch"] = torch.zeros_like(g.node_ids)
@@ -498,7 +492,7 @@ class PyGNet(GNN):
             if needed and lacks:
                 raise ValueError(f"forward needs {name}, and the edges of the dataset have no {_EDGE_TITLES[kind]}")
             if needed or has:
-                given[name] = of(edges) if layout is None or kind == "type" else by_type(of, g, layout)
+                given[name] = of(edges) if layout is None or kind == "type" else hetero.by_type(of, g, layout)
         return given
 
     @contextmanager
@@ -527,7 +521,7 @@ class PyGNet(GNN):
                 if layout is None:
                     forward = lowering.forward(conv, view, conv.forward)
                 else:
-                    forward = typed_forward(lowering, conv, view, layout, conv.forward)
+                    forward = hetero.typed_forward(lowering, conv, view, layout, conv.forward)
                 marks = rows if layout is None else None
                 forward = _on_own_rows(f"{name} ({type(conv).__name__})", forward, marks, x.dtype)
                 forward = forward if "forward" in vars(conv) else StandIn(forward)
@@ -592,7 +586,7 @@ class PyGNet(GNN):
             widths[name] = first.shape[-1] if isinstance(first, Tensor) else 0
 
         parameter = next((p for p in self.net.parameters() if not is_lazy(p)), torch.zeros(0))
-        ends = None if self.schema is None else one_of_each(self.schema)
+        ends = None if self.schema is None else hetero.one_of_each(self.schema)
         num_nodes = num_nodes if self.schema is None else len(self.schema.nodes)
         x = torch.zeros(num_nodes, self.in_dim, dtype=parameter.dtype)
         if self.schema is not None and num_nodes > 1:
@@ -605,10 +599,9 @@ class PyGNet(GNN):
             stack.enter_context(torch.set_grad_enabled(training))
             if not training:
                 stack.enter_context(no_dropout(IN_EVALUATION))
-            view = ProbeGraph(x, edge_attr=attr, ends=ends, training=training)
-            out = self(view, x)
+            out = self(ProbeGraph(x, None, attr, ends=ends, training=training), x)
             if "weight" in edge_arguments(self.net):
-                out = self(ProbeGraph(x, torch.ones(num_nodes, dtype=x.dtype), attr, ends=ends, training=training), x)
+                out = self(ProbeGraph(x, x.new_ones(num_nodes), attr, ends=ends, training=training), x)
         return out
 
     @property
