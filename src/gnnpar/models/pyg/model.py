@@ -360,7 +360,11 @@ _ARGUMENTS: dict[str, EdgeKind] = {
     **dict.fromkeys(("edge_attr", "edge_attr_dict"), "attr"),
     "edge_type": "type",
 }
-_EDGE_TITLES: dict[EdgeKind, str] = {"type": "types", "attr": "attributes"}
+_EDGE_DATA: dict[EdgeKind, tuple[Callable[[LocalEdges], Tensor], str]] = {
+    "weight": (Weights.of, "weights"),
+    "type": (Types.of, "types"),
+    "attr": (EdgeRows.attributes, "attributes"),
+}
 
 
 def edge_arguments(net: nn.Module) -> dict[EdgeKind, str]:
@@ -481,16 +485,12 @@ class PyGNet(GNN):
     def _edge_data(self, edges: LocalEdges, layout: Layout | None = None) -> dict[str, object]:
         """Return forward's edge arguments that the graph has data for or that are required."""
         g, given, types = edges.g, dict[str, object](), self.config.edge_types
-        data: dict[EdgeKind, tuple[Callable[[LocalEdges], Tensor], bool, bool]] = {  # whether given, whether lacking
-            "weight": (Weights.of, g.in_weight is not None, False),
-            "type": (Types.of, bool(types), types == 0),
-            "attr": (EdgeRows.attributes, g.edge_attr is not None, g.edge_attr is None),
-        }
         for kind, name in edge_arguments(self.net).items():
-            of, has, lacks = data[kind]
+            of, title = _EDGE_DATA[kind]
             needed = name in required(self.net.forward)
-            if needed and lacks:
-                raise ValueError(f"forward needs {name}, and the edges of the dataset have no {_EDGE_TITLES[kind]}")
+            has = bool(types) if kind == "type" else (g.in_weight if kind == "weight" else g.edge_attr) is not None
+            if needed and (types == 0 if kind == "type" else kind == "attr" and not has):
+                raise ValueError(f"forward needs {name}, and the edges of the dataset have no {title}")
             if needed or has:
                 given[name] = of(edges) if layout is None or kind == "type" else hetero.by_type(of, g, layout)
         return given

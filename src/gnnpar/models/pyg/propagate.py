@@ -82,15 +82,13 @@ def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
     wants, kept = bool(options.get("add_self_loops")), (own.reduction, own.message)
     if not is_plain(conv) or not reduction:
         return own
-    if cls in _NORMALIZED and options.get("normalize", True) and reduction == "sum":
-        fits = not (wants and self_loops == "keep") and not (cls is pyg.APPNP and options["dropout"] > 0)
-        if fits and (cls is pyg.GCNConv or not options.get("cached")):
-            adds, improved = wants and self_loops is not True, bool(options.get("improved"))
-            loop = 1 + improved if adds else 0
-            loops = {"loop": loop, "loops": self_loops is True, "improved": improved and wants}
-            return NormalizedSum("mapped to GCN's sum", *kept, **loops)
-    if cls in _ATTENDS and reduction == "sum" and options["edge_dim"] is None and (self_loops is True or not wants):
+    if cls in _ATTENDS and reduction == "sum" and _may_fold(conv) and (self_loops is True or not wants):
         return Attention("mapped to an online softmax", *kept, loops=wants)
+    keeps = (wants and self_loops == "keep") or (options.get("cached") and cls is not pyg.GCNConv)
+    if cls in _NORMALIZED and reduction == "sum" and _may_fold(conv) and not keeps:
+        adds, improved = wants and self_loops is not True, bool(options.get("improved"))
+        loops = {"loop": 1 + improved if adds else 0, "loops": self_loops is True, "improved": improved and wants}
+        return NormalizedSum("mapped to GCN's sum", *kept, **loops)
     if cls is pyg.TransformerConv and reduction == "sum":
         return DotAttention("mapped to an online softmax", *kept)
     if cls in _RELATIONAL and reduction != "max":
@@ -100,12 +98,16 @@ def lowering_of(conv: MessagePassing, *, self_loops: SelfLoops) -> Lowering:
 
 def adds_loops(conv: MessagePassing) -> bool:
     """Return True if the convolution adds a self loop of weight 1 to nodes without one and can run as a fold."""
+    options = vars(conv)
+    return is_plain(conv) and bool(options.get("add_self_loops")) and _may_fold(conv) and not options.get("improved")
+
+
+def _may_fold(conv: MessagePassing) -> bool:
+    """Return True for attention and normalised sums with options that a fold has."""
     cls, options = type(conv), vars(conv)
-    if not is_plain(conv) or not options.get("add_self_loops") or (options.get("dropout") and cls is pyg.APPNP):
-        return False
     if cls in _ATTENDS:
-        return options.get("edge_dim") is None
-    return cls in _NORMALIZED and options.get("normalize", True) and not options.get("improved")
+        return options["edge_dim"] is None
+    return cls in _NORMALIZED and options.get("normalize", True) and not (cls is pyg.APPNP and options["dropout"] > 0)
 
 
 class StandIn(partial[object]):
