@@ -104,6 +104,12 @@ def attended(net, h):
     return net.state(pair, pair, pair)[0].mean(1)
 
 
+def chosen_rows(net, h):
+    chosen, out = h[:, 0] > 0, h.clone()
+    out[chosen] = net.state(h[chosen])
+    return out
+
+
 STEPS = {
     "reversed gradient": (lambda net, h: Reversed.apply(h), None),
     "rounded": (lambda net, h: Rounded.apply(h), None),
@@ -116,6 +122,7 @@ STEPS = {
     "clamped detached": (clamped_detached, lambda: nn.Linear(8, 8)),
     "attention dropout": (attended, lambda: nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)),
     "python noise": (lambda net, h: h if random.random() < 0.01 else h.tanh(), None),
+    "norm of chosen rows": (chosen_rows, lambda: nn.BatchNorm1d(8)),
     "noise beside sampling": (lambda net, h: h if random.random() < 0.01 else h.tanh(), lambda: SuperGATConv(8, 8)),
 }
 
@@ -207,6 +214,8 @@ NOISE = "its noise is not keyed"
         ),
         ("clamped data", "graph_parallel", 2, ""),
         ("lift", "graph_parallel", 2, ""),
+        ("norm of chosen rows", "single", 1, ""),
+        ("norm of chosen rows", "graph_parallel", 3, "batch norm of chosen rows"),
         ("weights", "single", 1, "the model writes into edge_weight (clamp); write into a copy"),
         ("penalised", "single", 1, "differentiates a gradient again (create_graph=True)"),
         *((step, "single", 1, "") for step in ("message list", "message object")),
