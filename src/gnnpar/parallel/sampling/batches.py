@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.parallel.sampling.neighbours import Body, InEdges, Sample, Sampler, sampler_of
+from gnnpar.parallel.sampling.neighbours import InEdges, Sample, Sampler, sampler_of
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import Normalize, Subgraph, ranges, subgraph_of
 from gnnpar_kernels import fold_key
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.sampling.strategy import Minibatch
 
 At = tuple[int, int]  # epoch, step
 Hops = Sequence[int]  # number of aggregations of each layer
@@ -35,14 +38,31 @@ class Shared(NamedTuple):
 
 @dataclass(eq=False)
 class Batches:
-    """This rank's subgraph of every step. Picklable."""
+    """This rank's subgraph of every step. Picklable. Subclasses are the samplers of `Minibatch`. `drawn_by`: the
+    package that draws."""
 
     graph: Replica
     shared: Shared
+    drawn_by: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         # rows stay with the engine: a spawned worker would get a copy of them
         self.graph = replace(self.graph, x=self.graph.x[:0].cpu(), y=self.graph.y[:0].cpu())
+
+    @staticmethod
+    def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> Batches:
+        """Return a rank's batches. `comm`: its rank 0 estimates probabilities for all ranks; None: this rank does."""
+        raise NotImplementedError
+
+    @staticmethod
+    def whole(config: Minibatch) -> bool:
+        """Return True if a step trains on the full graph."""
+        raise NotImplementedError
+
+    @staticmethod
+    def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
+        """Raise ValueError if a step is too small for the ranks, or the model has too few layers."""
+        raise NotImplementedError
 
     @property
     def total(self) -> int:
@@ -75,6 +95,26 @@ class SeedBatches(Batches):
     batch_size: int | None
     _shuffled: tuple[int, Tensor] | None = field(default=None, init=False)
 
+    @staticmethod
+    def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> SeedBatches:
+        assert config.sampler in ("auto", "pyg", "own")
+        outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
+        by_hop = [config.fanout[min(layer, len(config.fanout) - 1)] for layer in outwards]
+        sampler, drawn_by = sampler_of(graph.edges, by_hop, config.sampler)
+        return SeedBatches(graph, shared, sampler, config.batch_size, drawn_by=drawn_by)
+
+    @staticmethod
+    def whole(config: Minibatch) -> bool:
+        return config.batch_size is None and set(config.fanout) == {-1} and config.normalize == "graph"
+
+    @staticmethod
+    def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
+        if len(config.fanout) > num_layers:
+            raise ValueError(
+                f"strategy.fanout={list(config.fanout)} has {len(config.fanout)} numbers, but the model {num_layers} "
+                f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
+            )
+
     @property
     def _size(self) -> int:
         return self.batch_size or self.total
@@ -97,39 +137,6 @@ class SeedBatches(Batches):
         shared = self.shared
         key = fold_key(shared.seed, *at, shared.rank, DRAW)
         return subgraph_of(self.sampler.draw(self.seeds(at), key), self.graph, shared.normalize)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Draw up to `fanout` in-neighbours of every node, hop by hop, around `batch_size` training nodes. `fanout`: a
-    number per layer, the seeds' layer first; a layer may aggregate more than once. `body`: the implementation.
-
-    A configuration of another sampler has the same methods (clusters.py, saint.py).
-    """
-
-    fanout: tuple[int, ...]
-    batch_size: int | None
-    body: Body
-
-    def whole(self, normalize: Normalize) -> bool:
-        """Return True if a step trains on the full graph."""
-        return self.batch_size is None and set(self.fanout) == {-1} and normalize == "graph"
-
-    def check(self, num_ranks: int, num_layers: int) -> None:
-        """Raise ValueError if a step is too small for the ranks, or the model has too few layers."""
-        if len(self.fanout) > num_layers:
-            raise ValueError(
-                f"strategy.fanout={list(self.fanout)} has {len(self.fanout)} numbers, but the model {num_layers} "
-                f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
-            )
-
-    def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
-        """Return a rank's batches, and the package that draws them. `comm`: its rank 0 estimates probabilities for all
-        ranks; None: this rank does."""
-        outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
-        by_hop = [self.fanout[min(layer, len(self.fanout) - 1)] for layer in outwards]
-        sampler, drawn_by = sampler_of(graph.edges, by_hop, self.body)
-        return SeedBatches(graph, shared, sampler, self.batch_size), drawn_by
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
@@ -164,10 +171,25 @@ class Induced:
         ends = (seeds, *[all_nodes] * (self._hops + 1))
         first = self._edges.indptr[nodes]
         counts = self._edges.indptr[nodes + 1] - first
-        edges = ranges(first, counts, int(counts.sum()))
+        edges = ranges(first, counts)
         self._place[nodes] = torch.arange(all_nodes)
         sources = self._place[self._edges.sources[edges]]
         self._place[nodes] = -1
         inside = sources >= 0
         reader = torch.arange(all_nodes).repeat_interleave(counts)[inside]
         return Sample(nodes, ends, torch.bincount(reader, minlength=all_nodes), sources[inside], edges[inside])
+
+
+@dataclass(eq=False)
+class InducedBatches(Batches):
+    """Batches of all edges between some nodes. `hops`: aggregations of the model."""
+
+    hops: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._induced = Induced(self.graph.edges, self.graph.train, self.hops)
+
+    @property
+    def nbytes(self) -> int:
+        return self._induced.nbytes

@@ -10,37 +10,61 @@ drawn anew in every epoch, as PyG's RandomNodeLoader draws it. Specification: do
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.parallel.sampling.batches import DRAW, At, Batches, Hops, Induced, Shared, shuffled
+from gnnpar.parallel.sampling.batches import DRAW, At, Hops, InducedBatches, Shared, shuffled
 from gnnpar.parallel.sampling.replica import Replica
-from gnnpar.parallel.sampling.view import Normalize, Subgraph, ranges, subgraph_of
+from gnnpar.parallel.sampling.view import Subgraph, ranges, subgraph_of
 from gnnpar_kernels import fold_key
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.sampling.strategy import Minibatch
 
 
 @dataclass(eq=False)
-class ClusterBatches(Batches):
-    """Every cluster is in one step of an epoch; the clusters of a step are dealt out over the ranks. `hops`: of the
-    model. Clusters are those of `graph.cluster_of`, or random ones of about equal size."""
+class ClusterBatches(InducedBatches):
+    """Every cluster is in one step of an epoch; the clusters of a step are dealt out over the ranks.
 
-    clusters: Clusters
-    hops: int
+    `per_step` of `number` clusters are united, all ranks together. `anew`: clusters are random nodes, about equally
+    many, drawn in every epoch; else those of `graph.cluster_of`.
+    """
+
+    number: int
+    per_step: int
+    anew: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._induced = Induced(self.graph.edges, self.graph.train, self.hops)
         self._held = self._cut(0)
+
+    @staticmethod
+    def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> ClusterBatches:
+        number, per_step, anew = config.clusters, config.clusters_per_batch, config.sampler == "uniform"
+        return ClusterBatches(graph, shared, sum(hops), number, per_step, anew, drawn_by=config.sampler)
+
+    @staticmethod
+    def whole(config: Minibatch) -> bool:
+        return config.clusters == 1
+
+    @staticmethod
+    def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
+        if (per_step := config.clusters_per_batch) < num_ranks and config.clusters > 1:
+            raise ValueError(
+                f"strategy.clusters_per_batch={per_step} leaves {num_ranks - per_step} of {num_ranks} ranks "
+                f"without a cluster: set strategy.clusters_per_batch={num_ranks} or more"
+            )
 
     @property
     def nbytes(self) -> int:
-        return self._held[1].nbytes + self._induced.nbytes
+        return self._held[1].nbytes + super().nbytes
 
     def __len__(self) -> int:
-        return -(-len(self._held[2]) // self.clusters.per_step)
+        return -(-len(self._held[2]) // self.per_step)
 
     def size(self, at: At) -> int:
         *_, train = self._clusters(at[0])
@@ -49,57 +73,28 @@ class ClusterBatches(Batches):
     def __getitem__(self, at: At) -> Subgraph:
         _, nodes, sizes, _ = self._clusters(at[0])
         mine, first = self._of_step(at)[self.shared.rank :: self.shared.ranks], sizes.cumsum(0) - sizes
-        nodes = nodes[ranges(first[mine], sizes[mine], int(sizes[mine].sum()))]
+        nodes = nodes[ranges(first[mine], sizes[mine])]
         return subgraph_of(self._induced.of(nodes), self.graph, self.shared.normalize)
 
     def _of_step(self, at: At) -> Tensor:
         """Return the clusters of a step, of all ranks."""
         epoch, step = at
-        order, count = shuffled(len(self._held[2]), self.shared.seed, epoch), self.clusters.per_step
-        return order[step * count : (step + 1) * count]
+        order = shuffled(len(self._held[2]), self.shared.seed, epoch)
+        return order[step * self.per_step : (step + 1) * self.per_step]
 
     def _clusters(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
         """Return `_cut` of the epoch. `held` is local, since a thread may draw while another asks for a size."""
         held = self._held
-        if self.clusters.anew and held[0] != epoch:
+        if self.anew and held[0] != epoch:
             self._held = held = self._cut(epoch)
         return held
 
     def _cut(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
         """Return (epoch, nodes [N] sorted by cluster, nodes and training nodes per cluster [C])."""
         of_node = self.graph.cluster_of
-        if self.clusters.anew:
+        if self.anew:
             rng = np.random.Generator(np.random.Philox(key=fold_key(self.shared.seed, epoch, DRAW)))
-            of_node = torch.as_tensor(rng.permutation(len(self.graph.loops))) % self.clusters.number
+            of_node = torch.as_tensor(rng.permutation(len(self.graph.loops))) % self.number
         assert of_node is not None
         sizes, nodes = torch.bincount(of_node), torch.argsort(of_node, stable=True)
         return epoch, nodes, sizes, torch.bincount(of_node[self.graph.train], minlength=len(sizes))
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """Unite `per_step` of `number` clusters. `anew`: clusters are random nodes, drawn in every epoch."""
-
-    number: int
-    per_step: int
-    anew: bool
-
-    def __post_init__(self) -> None:
-        if self.per_step > self.number:
-            raise ValueError(
-                f"strategy.clusters_per_batch={self.per_step} of strategy.clusters={self.number}: a batch "
-                "cannot unite more clusters than there are; lower it, or raise strategy.clusters"
-            )
-
-    def whole(self, normalize: Normalize) -> bool:
-        return self.number == 1
-
-    def check(self, num_ranks: int, num_layers: int) -> None:
-        if self.per_step < num_ranks and self.number > 1:
-            raise ValueError(
-                f"strategy.clusters_per_batch={self.per_step} leaves {num_ranks - self.per_step} of {num_ranks} ranks "
-                f"without a cluster: set strategy.clusters_per_batch={num_ranks} or more"
-            )
-
-    def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
-        return ClusterBatches(graph, shared, self, sum(hops)), "uniform" if self.anew else "cluster"

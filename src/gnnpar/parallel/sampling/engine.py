@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 
 from gnnpar.comm import MessageTag
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.engine import EpochReport, FlatEngine, PassGraph, Stepper
+from gnnpar.parallel.engine import EpochReport, FlatEngine, Stepper
+from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.batches import At, Batches
 from gnnpar.parallel.sampling.replica import Replica
@@ -29,7 +30,7 @@ _MASKS = 3  # the use of a key; batches.py has the others
 
 
 class MinibatchEngine(FlatEngine):
-    """Train on samples; evaluate and probe on the whole graph (`exact`). `hops`: aggregations of each layer.
+    """Train on samples; evaluate and probe on the whole graph. `hops`: aggregations of each layer.
 
     The gradient kept for the probe is the mean over the batches of an epoch at its first weights, with the masks of the
     exact gradient.
@@ -42,13 +43,11 @@ class MinibatchEngine(FlatEngine):
         graph: Replica,
         batches: Batches,
         hops: Sequence[int],
-        drawn_by: str,
         num_workers: int,
-        exact: PassGraph,
     ) -> None:
+        exact = exact_view(context)
         super().__init__(context, view=exact, exact=exact)
-        self._task, self._graph, self._batches = context.task, graph, batches
-        self._hops, self._drawn_by = tuple(hops), drawn_by
+        self._task, self._graph, self._batches, self._hops = context.task, graph, batches, tuple(hops)
         self._steps: list[At] = []  # steps of the epoch, in the order of drawing
         self._held = 0
         self._workers: DataLoader[Subgraph] | None = None
@@ -81,7 +80,7 @@ class MinibatchEngine(FlatEngine):
             nodes, edges, kept = nodes + len(sub.node_ids), edges + len(sub.indices), kept or report.gradient
             if optimizer.refused:  # on every rank: all have the same gradient
                 break
-        facts = {"steps": len(self._batches), "nodes": nodes, "edges": edges, "sampler": self._drawn_by}
+        facts = {"steps": len(self._batches), "nodes": nodes, "edges": edges, "sampler": self._batches.drawn_by}
         return EpochReport(loss, kept, {f"sample/{name}": value for name, value in facts.items()})
 
     def live_bytes(self) -> dict[str, int]:
