@@ -180,7 +180,7 @@ class PipelineEngine(EngineDefaults):
         history = History(chunks.num_rows, chunks.num_own, refresh=strategy.refresh, halves=halves, remembers=remembers)
         codec = strategy.codec.build(chunks.row_lists(parts.size), parts, context.seed)
         boundary = strategy.boundary.build(chunks.boundary_lists(stages), stages, fold_key(context.seed, _BOUNDARY))
-        part = PartState.of(shard, chunks, CodedExchange(parts, codec), history, strategy.weights)
+        part = PartState(chunks, CodedExchange(parts, codec), history, strategy.weights)
         self._part, self._exact, self._shard, self._model = part, exact_view(replace(context, comm=parts)), shard, model
         self._comm, self._group, self._seed = context.comm, parts, context.seed
         self._codecs, self._strategy = (boundary, codec), strategy
