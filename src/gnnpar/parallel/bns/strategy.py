@@ -45,8 +45,6 @@ class BoundarySampling(CodedStrategy, Declares):
     capabilities = HALO
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError(f"strategy.rate={self.rate} is no probability: give a number from 0 to 1 (the paper: 0.1)")
         if self.rate > 0 and 1 - self.rate == 1:
             raise ValueError(f"strategy.rate={self.rate} is too small to draw by: give 0, which sends nothing, or more")
         if self.rate < 1:

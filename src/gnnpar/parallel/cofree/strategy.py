@@ -47,13 +47,6 @@ class CoFree(Declares):
     drop_edge: Annotated[float, Ge(0), Lt(1)] = 0.0
     masks: Annotated[int, Ge(1), Le(1000)] = 10
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.drop_edge < 1:
-            raise ValueError(
-                f"strategy.drop_edge={self.drop_edge} is no probability below 1: give a number from 0 (no edge is "
-                "missing) to 0.99"
-            )
-
     @property
     def capabilities(self) -> Capabilities:
         whole = self.drop_edge == 0
