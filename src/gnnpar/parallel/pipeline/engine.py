@@ -38,8 +38,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, draw_order
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
-from gnnpar.parallel.pipeline.schedule.lower import lower, message_of
+from gnnpar.parallel.pipeline.schedule import Action, Schedule, fill_drain, lower, message_of
 from gnnpar.parallel.pipeline.stage import Batch, Kept, Remat, Stage
 from gnnpar.parallel.torch_types import floats
 from gnnpar.parallel.view import View

@@ -36,8 +36,8 @@ from gnnpar.parallel.pipeline.chunk import Weights
 from gnnpar.parallel.pipeline.cost import candidates, price_of
 from gnnpar.parallel.pipeline.engine import PipelineEngine
 from gnnpar.parallel.pipeline.placing import balanced, even
-from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
-from gnnpar.parallel.pipeline.schedule.coverage import expected
+from gnnpar.parallel.pipeline.schedule import Schedule, fill_drain
+from gnnpar.parallel.pipeline.simulate import expected
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.shape_trace import shape_trace
