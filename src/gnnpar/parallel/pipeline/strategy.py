@@ -81,6 +81,7 @@ class GNNPipe(CodedStrategy):
     cut: Literal["even", "balanced"] = "even"
     boundary: CodecConfig = Identity()
     remat: Remat = "none"
+    limit = {"chunks": "one", "boundary": Identity()}
 
     hybrid: ClassVar[bool] = False
     """Candidates of a planner have several parts a stage."""
@@ -113,9 +114,6 @@ class GNNPipe(CodedStrategy):
             crosses_epochs=self.chunks != "one",
             learned_features=True,
         )
-
-    def exact_limit(self) -> GNNPipe:
-        return replace(self, chunks="one", boundary=Identity(), codec=Identity())
 
     def mesh(self, num_ranks: int) -> Mesh:
         stages, parts = self.stages, self.parts

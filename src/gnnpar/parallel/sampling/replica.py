@@ -77,12 +77,12 @@ def _nbytes(*tensors: Tensor | None) -> int:
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
     """Return the replica. Collective. Not counted, as part of the set-up."""
     alone = comm.size == 1
-    clusters = shard.node_ids[:0] if shard.chunk_of is None else shard.chunk_of
+    clusters = shard.node_ids if shard.chunk_of is None else shard.chunk_of
     rows = (shard.node_ids, shard.in_degree, shard.train_mask, clusters, *(() if alone else (shard.x, shard.y)))
     mine = (*(t.cpu() for t in rows), torch.stack(in_edges(shard)[:2]))
     ids, in_degree, train, of_cluster, *x_and_y, edges = zip(*comm.all_gather(mine), strict=True)
     order = torch.cat(ids).argsort()
     x, y = (torch.cat(parts)[order].to(comm.device) for parts in x_and_y) if x_and_y else (shard.x, shard.y)
-    of_node = (torch.cat(parts)[order] for parts in (in_degree, train))
-    cluster_of = None if shard.chunk_of is None else torch.cat(of_cluster)[order]
-    return Replica.of(x, y, torch.cat(edges, dim=1), *of_node, cluster_of, edge_ids=edge_ids, shared=alone)
+    in_degree, train, of_cluster = (torch.cat(parts)[order] for parts in (in_degree, train, of_cluster))
+    cluster_of = None if shard.chunk_of is None else of_cluster
+    return Replica.of(x, y, torch.cat(edges, 1), in_degree, train, cluster_of, edge_ids=edge_ids, shared=alone)

@@ -34,8 +34,7 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.needs import check_first_layer, refuse_empty_clusters
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.sampling.batches import Batches, Hops, SeedBatches, Shared
-from gnnpar.parallel.sampling.clusters import ClusterBatches
+from gnnpar.parallel.sampling.batches import Batches, ClusterBatches, Hops, SeedBatches, Shared
 from gnnpar.parallel.sampling.cost import price_of
 from gnnpar.parallel.sampling.engine import MinibatchEngine
 from gnnpar.parallel.sampling.neighbours import Body
