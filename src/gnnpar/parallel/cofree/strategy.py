@@ -100,18 +100,11 @@ class CoFree(Declares):
 
     def build(self, context: BuildContext) -> Engine:
         check_first_layer(self, context.first_layer)
-        shard, comm, copies = context.shard, context.comm, context.shard.copies
+        copies, part, cache = context.shard.copies, context.comm.rank, context.new_cache()
         assert copies is not None, "the plan has no vertex cut"
-        cache, seed = context.new_cache(), context.seed
-        view = PartGraph(copies.shard, self.degrees, self.drop_edge, self.masks, part=comm.rank, seed=seed, cache=cache)
-        return VertexCutEngine(
-            replace(context, shard=replace(shard, copies=None)),
-            copies=copies,
-            view=view,
-            reweight=self.reweight,
-            exact=exact_view(context),
-            parts={"cache": cache},
-        )
+        view = PartGraph(copies.shard, self.degrees, self.drop_edge, self.masks, part, context.seed, cache)
+        own, exact = replace(context, shard=replace(context.shard, copies=None)), exact_view(context)
+        return VertexCutEngine(own, copies=copies, view=view, reweight=self.reweight, exact=exact)
 
 
 @dataclass(frozen=True, kw_only=True)
