@@ -71,11 +71,6 @@ class Batches:
         raise NotImplementedError
 
     @property
-    def total(self) -> int:
-        """Return the sum of the sizes of all steps of an epoch."""
-        return len(self.graph.train)
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of tables held in addition to the graph."""
         return 0
@@ -123,19 +118,19 @@ class SeedBatches(Batches):
 
     @property
     def _size(self) -> int:
-        return self.batch_size or self.total
+        return self.batch_size or len(self.graph.train)
 
     def __len__(self) -> int:
-        return -(-self.total // self._size)
+        return -(-len(self.graph.train) // self._size)
 
     def size(self, at: At) -> int:
-        return min(self._size, self.total - at[1] * self._size)
+        return min(self._size, len(self.graph.train) - at[1] * self._size)
 
     def seeds(self, at: At) -> Tensor:
         """Return this rank's seeds, [s]."""
         epoch, step = at
         if self._shuffled is None or self._shuffled[0] != epoch:
-            self._shuffled = epoch, self.graph.train[shuffled(self.total, self.shared.seed, epoch)]
+            self._shuffled = epoch, self.graph.train[shuffled(len(self.graph.train), self.shared.seed, epoch)]
         first = step * self._size
         return self._shuffled[1][first : first + self.size(at)][self.shared.rank :: self.shared.ranks]
 

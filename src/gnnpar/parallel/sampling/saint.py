@@ -143,10 +143,6 @@ class SaintBatches(InducedBatches):
             )
 
     @property
-    def total(self) -> int:
-        return self.steps * self.size((0, 0))
-
-    @property
     def nbytes(self) -> int:
         return self.sets.nbytes + super().nbytes + self.counts.nodes.nbytes + self.counts.edges.nbytes
 
