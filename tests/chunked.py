@@ -214,7 +214,7 @@ class Chain:
             chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
         )
         exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, 0))
-        self.part = PartState(chunks, shard.in_degree[chunks.order], exchange, self.history, self.weights)
+        self.part = PartState(chunks, exchange, self.history, self.weights)
         self.epoch = 0
 
     def run(self, x: Tensor, grad: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:

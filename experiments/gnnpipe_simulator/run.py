@@ -31,8 +31,8 @@ sys.path.insert(0, str(HERE.parent))
 import blocks
 import records
 
-from gnnpar.parallel.pipeline.schedule.action import fill_drain
-from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
+from gnnpar.parallel.pipeline.schedule import fill_drain
+from gnnpar.parallel.pipeline.simulate import Link, simulate
 from gnnpar.training.trace import costs_of
 
 STAGES, HIDDEN, REPEATS = 2, 100, 3

@@ -171,7 +171,7 @@ def test_normalised_sums_and_losses_are_unbiased(saint: Any) -> None:
     num_nodes, draws = len(x), 500
     sets, induced = NodeSets(graph, saint, 24, 2), Induced(graph.edges, graph.train, 1)
     counts = estimated(graph, sets, draws, 7)
-    batches = SaintBatches(graph, ALONE, sets, counts, steps=draws, hops=1)
+    batches = SaintBatches(graph, ALONE, 1, sets, counts, steps=draws)
     exact = dense(small_graph()) @ x
     sums, losses = torch.zeros(draws, *exact.shape, dtype=torch.float64), torch.zeros(draws, num_nodes)
     bare, held = torch.zeros_like(exact), torch.zeros(draws, num_nodes)
@@ -206,7 +206,7 @@ def test_a_fold_of_an_edge_function_is_weighted_as_a_sum_is_and_maxima_are_not()
     graph, x = replica()
     sets = NodeSets(graph, "node", 24, 2)
     counts = estimated(graph, sets, 40, 7)
-    sub = SaintBatches(graph, ALONE, sets, counts, steps=1, hops=1)[0, 0]
+    sub = SaintBatches(graph, ALONE, 1, sets, counts, steps=1)[0, 0]
     view, rows = SampledGraph(sub, Pass(0), hops=1), x[sub.node_ids].requires_grad_()
     assert sub.weights is not None
     assert float(sub.weights.max()) > 1
@@ -249,14 +249,14 @@ def test_every_training_node_is_in_one_batch_of_clusters_and_only_gradients_trav
     graph, _ = replica()
     cluster_of = make_job(strategy, GCN(hidden=8), data, world=world).plan.placement.chunk_of
     ranks = [
-        strategy.batches(replace(graph, cluster_of=cluster_of), [1, 1], seed=0, rank=rank, ranks=world)[0]
+        strategy.batches(replace(graph, cluster_of=cluster_of), [1, 1], seed=0, rank=rank, ranks=world)
         for rank in range(world)
     ]
     for epoch in range(2):
         subs = [batches[epoch, step] for batches in ranks for step in range(len(batches))]
         seeds = torch.cat([sub.node_ids[: sub.ends[0]] for sub in subs])
         assert torch.equal(seeds.sort().values, graph.train)
-        assert sum(ranks[0].size((epoch, step)) for step in range(steps)) == ranks[0].total
+        assert sum(ranks[0].size((epoch, step)) for step in range(steps)) == len(graph.train)
 
 
 @pytest.mark.parametrize("saint", ["node", "walk"])
@@ -271,7 +271,7 @@ def test_steps_of_drawn_subgraphs_send_gradients_alone(saint: Any) -> None:
 
 def test_draws_are_keyed() -> None:
     graph, _ = replica()
-    (batches, _), (again, _) = (UNIFORM.batches(graph, [1, 1], seed=0, rank=0, ranks=2) for _ in range(2))
+    batches, again = (UNIFORM.batches(graph, [1, 1], seed=0, rank=0, ranks=2) for _ in range(2))
     earlier, later = batches[4, 1], batches[5, 1]
     assert torch.equal(later.node_ids, again[5, 1].node_ids)
     assert not torch.equal(later.node_ids.sort().values, earlier.node_ids.sort().values)

@@ -16,8 +16,7 @@ from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.cost import (
     MOST,
-    Ring,
-    SampleStatistics,
+    Drawn,
     Step,
     draw,
     num_steps,
@@ -55,7 +54,7 @@ def problem_of(workload: Workload) -> Problem:
     return Problem(workload=workload, model=workload.model, ir=ir, ranks=1, work_of=lambda parts: work_of(ir, parts))
 
 
-def drawn(strategy: Minibatch, inputs: Problem, *, ranks: int = 1, seed: int = 3) -> SampleStatistics:
+def drawn(strategy: Minibatch, inputs: Problem, *, ranks: int = 1, seed: int = 3) -> Drawn:
     return draw(strategy, replace(inputs, ranks=ranks, seed=seed))
 
 
@@ -68,11 +67,10 @@ def work_of(ir: ModelIR, ranks: int = 1, nodes: int = 5000, edges: int = 60_000)
     return Work(ir, GraphStats(nodes, edges, ir.in_dim, ir.final, 2000), parts, (NOMINAL,) * ranks)
 
 
-def whole_step(ir: ModelIR, work: Work, **changed: Any) -> Step:
+def whole_step(ir: ModelIR, work: Work, seeds: int = 0, **changed: Any) -> Step:
     """All nodes and edges in every layer."""
-    ring = Ring(rows=work.graph.nodes, edges=work.graph.edges)
-    step = Step(rings=(ring,) * ir.num_layers, seeds=work.graph.train, times=1.0)
-    return replace(step, **changed)
+    rows, edges = (each * ir.num_layers for each in ((work.graph.nodes,), (work.graph.edges,)))
+    return Step(rows=(*rows, seeds or work.graph.train), edges=edges, **changed)
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
@@ -92,8 +90,8 @@ def test_smaller_samples_take_less_and_sums_that_are_made_up_more() -> None:
     ir = record(configured("model", "gcn", "model.hidden=32").build(32, 3, seed=3), 32)
     work = work_of(ir)
     full = whole_step(ir, work)
-    rings = tuple(Ring(rows=4000 // 4**i, edges=20_000 // 4**i) for i in range(ir.num_layers))
-    few = replace(full, rings=rings, seeds=60)
+    rows, edges = (tuple(most // 4**i for i in range(ir.num_layers)) for most in (4000, 20_000))
+    few = replace(full, rows=(*rows, 60), edges=edges)
     weighted = replace(few, weighted=True)
     seconds = [step_seconds(s, ir, NOMINAL) for s in (few, weighted, full)]
     assert seconds == sorted(set(seconds))
@@ -105,7 +103,7 @@ def test_the_decoder_sees_the_seeds_alone() -> None:
     ir = inputs_of("gcnii").ir
     step = whole_step(ir, work_of(ir))
     (end,) = [g for g in ir.groups if g.phase == "end"]
-    many, few = (step_seconds(replace(step, seeds=seeds), ir, NOMINAL) for seeds in (3000, 10))
+    many, few = (step_seconds(replace(step, rows=(*step.rows[:-1], seeds)), ir, NOMINAL) for seeds in (3000, 10))
     less = [NOMINAL.dense_seconds(end, n, backward=back) for n in (3000, 10) for back in (False, True)]
     assert many - few > less[0] + less[1] - less[2] - less[3] > 0
 
@@ -115,7 +113,8 @@ def test_an_epoch_is_its_steps() -> None:
     ir = inputs_of().ir
     work, at = work_of(ir, 2), machine(2)
     long = whole_step(ir, work, times=5.0, draw_seconds=0.01, sort_seconds=0.02)
-    short = replace(long, rings=tuple(replace(r, rows=500, edges=4000) for r in long.rings), times=1.0)
+    few = {"rows": (*(500 for _ in long.edges), long.rows[-1]), "edges": tuple(4000 for _ in long.edges)}
+    short = replace(long, **few, times=1.0)
     found = sampled_epoch([long, short], work, at, Memory(features=3e6, structure=2e6))
     assert num_steps([long, short]) == 6
     assert found.phases["sample"] == pytest.approx(0.06)
@@ -131,14 +130,14 @@ def test_the_batches_that_are_drawn_stand_for_all() -> None:
     train = int(inputs.workload.dataset.train_mask.sum())
     found = drawn(Minibatch(batch_size=7, sampler="own"), inputs)
     count = -(-train // 7)
-    assert count > MOST == found.num
+    assert count > MOST == len(found.steps)
     assert sum(s.times for s in found.steps) == pytest.approx(count)
-    assert sum(s.times * s.seeds for s in found.steps) == pytest.approx(train)  # the last one is smaller
-    assert found.steps[-1].seeds < 7
-    assert found.seconds > 0
+    assert sum(s.times * s.rows[-1] for s in found.steps) == pytest.approx(train)  # the last one is smaller
+    assert found.steps[-1].rows[-1] < 7
+    assert all(s.draw_seconds > 0 for s in found.steps)
     everything = drawn(Minibatch(batch_size=None, fanout=(-1,), sampler="own"), inputs, ranks=2)
     assert len(everything.steps) == 1
-    assert everything.steps[0].seeds == -(-train // 2)
+    assert everything.steps[0].rows[-1] == -(-train // 2)
     assert not everything.steps[0].weighted
     assert found.steps[0].weighted
     assert everything.whole.features > found.whole.features  # rows of other ranks' nodes
@@ -148,17 +147,17 @@ def test_batches_of_clusters_and_drawn_subgraphs_are_priced_as_they_are_drawn() 
     inputs = inputs_of(num_nodes=200, num_edges=900)
     data = inputs.workload.dataset
     clusters = drawn(Minibatch(sampler="cluster", clusters=10, clusters_per_batch=4), inputs, ranks=2)
-    assert (clusters.num, clusters.by) == (3, "cluster")
+    assert (len(clusters.steps), clusters.by) == (3, "cluster")
     assert sum(s.times for s in clusters.steps) == 3
-    rows = [s.rings[0].rows for s in clusters.steps]
+    rows = [s.rows[0] for s in clusters.steps]
     assert rows[-1] < rows[0] < data.num_nodes
     uniform = drawn(Minibatch(sampler="uniform", clusters=10, clusters_per_batch=4), inputs, ranks=2)
-    assert (uniform.num, uniform.by) == (3, "uniform")
-    assert [s.rings[0].rows for s in uniform.steps] == [40, 40, 20]  # parts of 20 nodes, two a rank
-    assert sum(s.rings[0].edges for s in uniform.steps) < sum(s.rings[0].edges for s in clusters.steps)
+    assert (len(uniform.steps), uniform.by) == (3, "uniform")
+    assert [s.rows[0] for s in uniform.steps] == [40, 40, 20]  # parts of 20 nodes, two a rank
+    assert sum(s.edges[0] for s in uniform.steps) < sum(s.edges[0] for s in clusters.steps)
     saint = drawn(Minibatch(sampler="saint", batch_size=40), inputs, ranks=2)
-    assert (saint.num, saint.by) == (5, "saint, walk")
-    assert all(s.weighted and s.rings[0].rows <= 20 for s in saint.steps)
+    assert (len(saint.steps), saint.by) == (5, "saint, walk")
+    assert all(s.weighted and s.rows[0] <= 20 for s in saint.steps)
     work = work_of(inputs.ir, 2)
     plain = [replace(s, weighted=False) for s in saint.steps]
     weighted, lighter = (sampled_epoch(steps, work, machine(2), saint.whole) for steps in (saint.steps, plain))
@@ -179,9 +178,9 @@ def test_the_samples_and_the_memory_are_those_of_a_run(run_cli: Run, tmp_path: P
     inputs = problem_of(workload_of(settings))
     strategy: Any = settings.strategy
     found = drawn(strategy, inputs, seed=settings.seed)
-    assert len(found.steps) == first["sample/steps"] == found.num
-    assert sum(s.rings[0].rows for s in found.steps) == first["sample/nodes"]
-    assert sum(s.rings[0].edges for s in found.steps) == first["sample/edges"]
+    assert len(found.steps) == first["sample/steps"]
+    assert sum(s.rows[0] for s in found.steps) == first["sample/nodes"]
+    assert sum(s.edges[0] for s in found.steps) == first["sample/edges"]
     assert found.by == first["sample/sampler"]
     data = inputs.workload.dataset
     parts = PartStats.of(data.edge_index, Random().part_of(data, 1), 1)

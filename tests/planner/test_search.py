@@ -41,7 +41,7 @@ def test_ordered_stages_equal_brute_force(seed: int) -> None:
         seconds, cuts = place_layers(line, chunks=chunks)
         assert seconds == pytest.approx(best)
         assert len(cuts) == stages and cuts[0] == 0
-    with pytest.raises(ValueError, match="10 stages cannot be made of 9 layers: use at most 9 stages"):
+    with pytest.raises(ValueError, match="9 layers cannot be cut into 10 stages"):
         place_layers(Line(np.ones((10, 9)), np.ones((9, 9)), np.ones((9, 9))), chunks=2)
 
 

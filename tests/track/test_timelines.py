@@ -5,9 +5,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gnnpar.parallel.pipeline.schedule.action import Action, fill_drain
-from gnnpar.parallel.pipeline.schedule.lower import lower
-from gnnpar.parallel.pipeline.schedule.simulate import Link, simulate
+from gnnpar.parallel.pipeline.schedule import Action, fill_drain, lower
+from gnnpar.parallel.pipeline.simulate import Link, simulate
 from gnnpar.track.timelines import ROWS, chrome_trace, schedule_picture
 from gnnpar.training.trace import costs_of, plan_of, schedules_of
 

@@ -18,9 +18,8 @@ from checkpoints import train
 from conftest import Run, environment
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
-from gnnpar.parallel.pipeline.schedule.lower import lower
-from gnnpar.parallel.pipeline.schedule.simulate import grid
+from gnnpar.parallel.pipeline.schedule import Schedule, fill_drain, lower
+from gnnpar.parallel.pipeline.simulate import grid
 from gnnpar.training.result.result import schema_path
 from ports import free_port
 

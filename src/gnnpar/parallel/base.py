@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.folds.edge_data import ALL_KINDS
-from gnnpar.parallel.strategy import Capabilities, Workload
+from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
 from gnnpar.placement import Plan, Topology
 
 HALO = Capabilities(
@@ -18,7 +19,13 @@ HALO = Capabilities(
 
 @dataclass(frozen=True, kw_only=True)
 class FlatStrategy:
-    """A strategy that runs with any setting, and is its own exact limit."""
+    """A strategy that runs with any setting, and is its own exact limit. `mode`, `how`: `LayerFacts` of every layer."""
+
+    mode: ClassVar[str] = ""
+
+    @property
+    def how(self) -> str:
+        return ""
 
     def exact_limit(self) -> Self:
         return self
@@ -29,23 +36,33 @@ class FlatStrategy:
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         return workload.flat_plan(topology)
 
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        return (LayerFacts(mode=self.mode, how=self.how),) * plan.num_layers
+
 
 @dataclass(frozen=True, kw_only=True)
 class CodedStrategy(FlatStrategy):
-    """A strategy that sends rows by `codec` in training. It is exact with the identity codec."""
+    """A strategy that sends rows by `codec` in training. It is exact with the identity codec and these fields.
+
+    `limit`: fields of the exact limit, with their values; `beyond`: the kind of inexactness of other values.
+    """
 
     codec: CodecConfig = Identity()
+    limit: ClassVar[Mapping[str, object]] = {}
+    beyond: ClassVar[Exactness] = "stale"
+
+    @property
+    def at_limit(self) -> bool:
+        """Return True if at most the codec makes the strategy inexact."""
+        return all(vars(self)[name] == value for name, value in self.limit.items())
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness
-
-    def with_exactness(self, kind: Exactness) -> frozenset[Exactness]:
-        """Return the exactness of the codec together with another kind of inexactness."""
-        return (self.codec.exactness - {"exact"}) | frozenset[Exactness]({kind})
+        kinds = self.codec.exactness
+        return kinds if self.at_limit else (kinds - {"exact"}) | frozenset[Exactness]({self.beyond})
 
     def exact_limit(self) -> Self:
-        return replace(self, codec=Identity())
+        return replace(self, codec=Identity(), **self.limit)
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         check_epochs(self.codec, epochs)

@@ -22,7 +22,7 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
-from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange
+from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder
 from gnnpar_kernels import (
     apply_mask,
     dequantize_rows,
@@ -212,14 +212,14 @@ def _order(watch: _Watch, samples: Samples) -> None:
     generator = torch.Generator().manual_seed(0)
     rows, device = torch.arange(n), watch.comm.device
     src, dst = torch.randint(0, n, (2, e), generator=generator)
-    spans = {(0, k): RowRange(n * k // num, n * (k + 1) // num) for k in range(num)}
     chunks = Chunks(
         num=num,
         part=0,
         order=rows.to(device),
+        in_degree=rows.to(device),
         chunk_of=(rows * num // n).to(device),
         ids=rows.to(device),
-        spans=spans,
+        bounds={0: [n * k // num for k in range(num + 1)]},
         sent={},
         halo_rows={},
         dst=dst.sort().values.to(device),
@@ -231,8 +231,8 @@ def _order(watch: _Watch, samples: Samples) -> None:
         epoch_order = EpochOrder(chunks, range(num), fresh=0, stale=n)
         for k in range(num):
             epoch_order.blocks(k)
-            epoch_order.readers("now", spans[0, k])
-            epoch_order.readers("before", spans[0, k])
+            epoch_order.readers("now", chunks.own(k))
+            epoch_order.readers("before", chunks.own(k))
 
     samples.seconds["order"] = watch(order) / e
 

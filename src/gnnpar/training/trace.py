@@ -13,8 +13,8 @@ from statistics import median
 from gnnpar.comm import Communicator
 from gnnpar.files import JsonDict, write_json_atomic, write_text_atomic
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.pipeline.schedule.action import Action, Schedule
-from gnnpar.parallel.pipeline.schedule.simulate import grid, simulate
+from gnnpar.parallel.pipeline.schedule import Action, Schedule
+from gnnpar.parallel.pipeline.simulate import grid, simulate
 from gnnpar.track.timelines import Row, chrome_trace, schedule_picture
 from gnnpar.training.result.result import WARMUP_EPOCHS
 

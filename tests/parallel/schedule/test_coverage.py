@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain, one_forward_one_backward
-from gnnpar.parallel.pipeline.schedule.coverage import Counts, Coverage, expected, kept
+from gnnpar.parallel.pipeline.schedule import Schedule, fill_drain, one_forward_one_backward
+from gnnpar.parallel.pipeline.simulate import Counts, Coverage, expected, kept
 
 EDGES = [[9, 1, 2, 0], [3, 8, 1, 1], [0, 2, 7, 4], [5, 0, 1, 6]]  # [into, from]
 TOTAL = sum(map(sum, EDGES))

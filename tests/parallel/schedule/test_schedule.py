@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from gnnpar.parallel.pipeline.schedule.action import KINDS, Action, Schedule, fill_drain, one_forward_one_backward
-from gnnpar.parallel.pipeline.schedule.lower import lower, message_of, validate
+from gnnpar.parallel.pipeline.schedule import (
+    KINDS,
+    Action,
+    Schedule,
+    fill_drain,
+    lower,
+    message_of,
+    one_forward_one_backward,
+    validate,
+)
 
 SIZES = [(s, k, v) for s, k, v in itertools.product([1, 2, 3, 4, 8], [1, 2, 3, 8, 16], [1, 2, 3])]
 

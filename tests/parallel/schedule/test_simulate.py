@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from gnnpar.parallel.pipeline.schedule.action import fill_drain, one_forward_one_backward
-from gnnpar.parallel.pipeline.schedule.lower import inputs, lower
-from gnnpar.parallel.pipeline.schedule.simulate import Link, bubble_share, grid, simulate
+from gnnpar.parallel.pipeline.schedule import fill_drain, inputs, lower, one_forward_one_backward
+from gnnpar.parallel.pipeline.simulate import Link, bubble_share, grid, simulate
 
 
 def costs(forward: float = 1.0, backward: float = 2.0):

@@ -7,14 +7,13 @@ the public code: docs/strategies/bns.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
 from gnnpar.codecs.adaptive.codec import Adaptive, with_edge_weights
-from gnnpar.codecs.codec import Codec, Exactness, Identity
+from gnnpar.codecs.codec import Codec
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import RowLists
 from gnnpar.parallel.base import HALO, CodedStrategy
@@ -26,7 +25,7 @@ from gnnpar.parallel.engine import Engine, FlatEngine, PassGraph
 from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.halo_graph import HaloGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.strategy import LayerFacts, name_of
+from gnnpar.parallel.strategy import name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.pricing.steps import Step
@@ -43,10 +42,11 @@ class BoundarySampling(CodedStrategy, Declares):
     rate: Annotated[float, Ge(0), Le(1)] = 0.1
     overlap: Overlap = "edges"
     capabilities = HALO
+    limit = {"rate": 1.0}
+    beyond = "sampled"
+    mode = "sampled halo"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError(f"strategy.rate={self.rate} is no probability: give a number from 0 to 1 (the paper: 0.1)")
         if self.rate > 0 and 1 - self.rate == 1:
             raise ValueError(f"strategy.rate={self.rate} is too small to draw by: give 0, which sends nothing, or more")
         if self.rate < 1:
@@ -57,13 +57,6 @@ class BoundarySampling(CodedStrategy, Declares):
                 "epoch: use codec=uniform, random, bf16, drop or identity, or strategy.rate=1"
             )
 
-    @property
-    def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness if self.rate == 1 else self.with_exactness("sampled")
-
-    def exact_limit(self) -> BoundarySampling:
-        return replace(self, rate=1.0, codec=Identity())
-
     def oracle(self, plan: Plan, whole: Shard, *, seed: int) -> PassGraph:
         return SampledWhole(whole, Pass(seed), part_of=plan.part_of, rate=self.rate)
 
@@ -73,9 +66,9 @@ class BoundarySampling(CodedStrategy, Declares):
         notes = ("drawing and cutting the sample of an epoch is not in the time",) if self.rate < 1 else ()
         return Declaration(family="bns", step=step, words=[f"{self.rate:g} of the boundary rows"], notes=notes)
 
-    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        how = f"{self.rate:g} of the boundary rows, {name_of(self.codec)}, overlap {self.overlap}"
-        return (LayerFacts(mode="sampled halo", how=how),) * plan.num_layers
+    @property
+    def how(self) -> str:
+        return f"{self.rate:g} of the boundary rows, {name_of(self.codec)}, overlap {self.overlap}"
 
     def build(self, context: BuildContext) -> Engine:
         if self.rate == 1:

@@ -6,7 +6,7 @@ Specification, bytes and deviations from the paper and the public code: docs/str
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Annotated
@@ -29,8 +29,7 @@ from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.shape_trace import shape_trace
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
-from gnnpar.placement import Plan
+from gnnpar.parallel.strategy import Capabilities, name_of
 from gnnpar.pricing.candidate import Scope, Values
 from gnnpar.pricing.price import Traffic
 from gnnpar.pricing.regrouped import Regrouped
@@ -48,6 +47,7 @@ class Cagnet(CodedStrategy, Proposes):
 
     replication: Annotated[int, Ge(1)] = 1
     prefetch: Annotated[int, Ge(0)] = 1
+    mode = "broadcast"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -103,10 +103,10 @@ class Cagnet(CodedStrategy, Proposes):
         grids = [c for c in range(1, (isqrt(ranks) if sums else 1) + 1) if ranks > 1 and ranks % c**2 == 0]
         return [{"replication": copies, "bits": bits} for copies in grids for bits in (32, 16)]
 
-    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+    @property
+    def how(self) -> str:
         how = f"{name_of(self.codec)}, {self.prefetch} parts ahead"
-        how += f", in-edges of {self.replication} parts shared" if self.replication > 1 else ""
-        return (LayerFacts(mode="broadcast", how=how),) * plan.num_layers
+        return how + (f", in-edges of {self.replication} parts shared" if self.replication > 1 else "")
 
     def build(self, context: BuildContext) -> Engine:
         if self.replication == 1:

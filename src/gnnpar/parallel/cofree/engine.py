@@ -5,7 +5,7 @@ Every copy has a weight in the loss; gradients are summed over ranks once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
@@ -19,7 +19,7 @@ from gnnpar.folds.block import Block
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.graph import Graph
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.engine import FlatEngine, PassGraph, Stateful
+from gnnpar.parallel.engine import FlatEngine, PassGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.view import FeatureCache
 from gnnpar.parallel.whole import WholeGraph
@@ -113,16 +113,10 @@ class VertexCutEngine(FlatEngine):
     """Train on `copies`, evaluate the rank's own nodes on `exact`. `reweight`: the weight of a copy's loss."""
 
     def __init__(
-        self,
-        context: BuildContext,
-        *,
-        copies: Mirrors,
-        view: PartGraph,
-        reweight: Reweight,
-        exact: PassGraph,
-        parts: Mapping[str, Stateful | None] | None = None,
+        self, context: BuildContext, *, copies: Mirrors, view: PartGraph, reweight: Reweight, exact: PassGraph
     ) -> None:
-        super().__init__(context, view=view, exact=exact, structure=(copies.shard.inner, view), parts=parts)
+        structure, parts = (copies.shard.inner, view), {"cache": view.cache}
+        super().__init__(context, view=view, exact=exact, structure=structure, parts=parts)
         self._copies, self._task = copies, context.task
         self._rows = copies.shard.rows_of_split["train"]
         self._labels = copies.shard.y[self._rows]

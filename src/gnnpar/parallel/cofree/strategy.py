@@ -6,7 +6,6 @@ Cao, Deng, Wu, Huang, Subbian, Leskovec, Communication-Free Distributed GNN Trai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
+from gnnpar.parallel.strategy import Capabilities, Workload
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut_nodes, whole_of
 from gnnpar.placement import Plan, Topology
@@ -46,13 +45,7 @@ class CoFree(Declares):
     degrees: Degrees = "part"
     drop_edge: Annotated[float, Ge(0), Lt(1)] = 0.0
     masks: Annotated[int, Ge(1), Le(1000)] = 10
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.drop_edge < 1:
-            raise ValueError(
-                f"strategy.drop_edge={self.drop_edge} is no probability below 1: give a number from 0 (no edge is "
-                "missing) to 0.99"
-            )
+    mode = "own edges"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -89,10 +82,10 @@ class CoFree(Declares):
         held = [replace(m, structure=s + masks * m.structure) for m, s in zip(price.memory, structure, strict=True)]
         return replace(price, memory=tuple(each + held_to_evaluate(own, p) for p, each in enumerate(held)))
 
-    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+    @property
+    def how(self) -> str:
         how = f"nothing is sent; losses weighted by {self.reweight}, degrees of the {self.degrees}"
-        how += f", {self.drop_edge:g} of the edges missing, {self.masks} masks" if self.drop_edge else ""
-        return (LayerFacts(mode="own edges", how=how),) * plan.num_layers
+        return how + (f", {self.drop_edge:g} of the edges missing, {self.masks} masks" if self.drop_edge else "")
 
     def oracle_engine(self, plan: Plan, context: BuildContext) -> Engine | None:
         """Return an engine with all parts on one device, as a graph without edges between them."""
@@ -107,18 +100,11 @@ class CoFree(Declares):
 
     def build(self, context: BuildContext) -> Engine:
         check_first_layer(self, context.first_layer)
-        shard, comm, copies = context.shard, context.comm, context.shard.copies
+        copies, part, cache = context.shard.copies, context.comm.rank, context.new_cache()
         assert copies is not None, "the plan has no vertex cut"
-        cache, seed = context.new_cache(), context.seed
-        view = PartGraph(copies.shard, self.degrees, self.drop_edge, self.masks, part=comm.rank, seed=seed, cache=cache)
-        return VertexCutEngine(
-            replace(context, shard=replace(shard, copies=None)),
-            copies=copies,
-            view=view,
-            reweight=self.reweight,
-            exact=exact_view(context),
-            parts={"cache": cache},
-        )
+        view = PartGraph(copies.shard, self.degrees, self.drop_edge, self.masks, part, context.seed, cache)
+        own, exact = replace(context, shard=replace(context.shard, copies=None)), exact_view(context)
+        return VertexCutEngine(own, copies=copies, view=view, reweight=self.reweight, exact=exact)
 
 
 @dataclass(frozen=True, kw_only=True)

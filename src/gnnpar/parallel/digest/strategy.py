@@ -6,14 +6,12 @@ Chai, Bai, Zhao, Cheng, Distributed Graph Neural Network Training with Periodic 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm.communicator import Phase
 from gnnpar.parallel.base import HALO, CodedStrategy
@@ -25,7 +23,7 @@ from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.row_bytes import Halo, refuse_nothing
 from gnnpar.parallel.stale import RowPolicy, StaleWhole
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
+from gnnpar.parallel.strategy import Capabilities, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.pricing.steps import Step
@@ -61,12 +59,14 @@ class Digest(CodedStrategy, Proposes):
     gradients: bool = False
     overlap: Overlap = "edges"
     halo: Halo = "rows"
+    limit = {"period": 1, "gradients": True}
+    mode = "halo table"
 
     def __post_init__(self) -> None:
         refuse_nothing(self.codec, self.halo)
-        if not self._is_halo_exchange:
+        if not self.at_limit:
             refuse_delta(self.codec, "digest", "does not send rows and gradients in every epoch")
-        if isinstance(self.codec, Adaptive) and not self._is_halo_exchange:
+        if isinstance(self.codec, Adaptive) and not self.at_limit:
             raise ValueError(
                 "codec=adaptive chooses bits by the rows and gradients of every epoch, but strategy=digest sends rows "
                 f"every {self.period} epochs and {'' if self.gradients else 'no '}gradients: use codec=uniform, "
@@ -74,20 +74,8 @@ class Digest(CodedStrategy, Proposes):
             )
 
     @property
-    def _is_halo_exchange(self) -> bool:
-        """Return True if this is graph parallelism."""
-        return self.period == 1 and self.gradients
-
-    @property
     def capabilities(self) -> Capabilities:
         return replace(HALO, crosses_epochs=self.period > 1)
-
-    @property
-    def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness if self._is_halo_exchange else self.with_exactness("stale")
-
-    def exact_limit(self) -> Digest:
-        return replace(self, period=1, gradients=True, codec=Identity())
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         super().check(num_ranks, num_layers, epochs)
@@ -107,9 +95,9 @@ class Digest(CodedStrategy, Proposes):
         options = {"period": self.period, "gradients": self.gradients}
         return Declaration(family="digest", step=step, words=words, options=options, halo=self.halo, linear=True)
 
-    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
-        how = f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"
-        return (LayerFacts(mode="halo table", how=how),) * plan.num_layers
+    @property
+    def how(self) -> str:
+        return f"{name_of(self.codec)}, every {self.period} epochs, {'with' if self.gradients else 'no'} gradients"
 
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(

@@ -7,13 +7,12 @@ the public code: docs/strategies/pipegcn.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm.communicator import Phase
 from gnnpar.parallel.base import HALO, CodedStrategy
@@ -25,7 +24,7 @@ from gnnpar.parallel.halo_engine import halo_engine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.row_bytes import Halo, refuse_nothing
 from gnnpar.parallel.stale import RowPolicy, StaleWhole
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
+from gnnpar.parallel.strategy import Capabilities, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.pricing.steps import Step
@@ -61,6 +60,8 @@ class PipeGCN(CodedStrategy, Proposes):
     decay: Annotated[float, Ge(0), Lt(1)] = 0.95
     overlap: Overlap = "edges"
     halo: Halo = "rows"
+    limit = {"staleness": 0, "smooth_features": False, "smooth_gradients": False}
+    mode = "late halo"
 
     def __post_init__(self) -> None:
         refuse_nothing(self.codec, self.halo)
@@ -76,13 +77,6 @@ class PipeGCN(CodedStrategy, Proposes):
     @property
     def capabilities(self) -> Capabilities:
         return replace(HALO, crosses_epochs=self.staleness > 0)
-
-    @property
-    def exactness(self) -> frozenset[Exactness]:
-        return self.with_exactness("stale") if self.staleness else self.codec.exactness
-
-    def exact_limit(self) -> PipeGCN:
-        return replace(self, staleness=0, smooth_features=False, smooth_gradients=False, codec=Identity())
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         super().check(num_ranks, num_layers, epochs)
@@ -112,11 +106,11 @@ class PipeGCN(CodedStrategy, Proposes):
         options = {"staleness": self.staleness}
         return Declaration(family="pipegcn", step=step, words=words, options=options, halo=self.halo, linear=True)
 
-    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+    @property
+    def how(self) -> str:
         smoothed = [name for name in ("features", "gradients") if vars(self)[f"smooth_{name}"]]
         how = f"{name_of(self.codec)}, {self.staleness} epochs late"
-        how += f", means of {' and '.join(smoothed)} with decay {self.decay:g}" if smoothed else ""
-        return (LayerFacts(mode="late halo", how=how),) * plan.num_layers
+        return how + (f", means of {' and '.join(smoothed)} with decay {self.decay:g}" if smoothed else "")
 
     def build(self, context: BuildContext) -> Engine:
         return halo_engine(

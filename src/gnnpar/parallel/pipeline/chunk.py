@@ -35,7 +35,7 @@ from gnnpar.parallel.blocks import Gradient, Walk, add_returned, walk
 from gnnpar.parallel.local import OwnRows, Pass, Source, as_messages, by_type, masked
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, Turn
 from gnnpar.parallel.pipeline.history import Call, History
-from gnnpar.partition.shard import Shard, edges_by_id
+from gnnpar.partition.shard import edges_by_id
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,12 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class PartState:
-    """State that all chunks of a part share on a rank. `exchange`: of the parts of a stage. `in_degree`, `in_weight`
-    [N], `type_degree` [N, T] in table order."""
+    """State that all chunks of a part share on a rank. `exchange`: of the parts of a stage."""
 
     chunks: Chunks
-    in_degree: Tensor
     exchange: CodedExchange
     history: History
     weights: Weights
-    in_weight: Tensor | None = None
-    type_degree: Tensor | None = None
-
-    @staticmethod
-    def of(shard: Shard, chunks: Chunks, exchange: CodedExchange, history: History, weights: Weights) -> PartState:
-        """Return the part of a shard."""
-        degrees = (chosen(each, chunks.order) for each in (shard.in_weight, shard.type_degree))
-        return PartState(chunks, shard.in_degree[chunks.order], exchange, history, weights, *degrees)
 
 
 @dataclass(eq=False)
@@ -88,9 +78,9 @@ class ChunkGraph(Walk, OwnRows):
     def __post_init__(self) -> None:
         self.chunk = self.epoch_order.order[self.slot]
         self.span = self.part.chunks.own(self.chunk)
-        part, rows = self.part, self.span.rows
-        self.node_ids, self.in_degree = part.chunks.ids[rows], part.in_degree[rows]
-        self.in_weight = chosen(part.in_weight, rows)
+        chunks, rows = self.part.chunks, self.span.rows
+        self.node_ids, self.in_degree = chunks.ids[rows], chunks.in_degree[rows]
+        self.in_weight = chosen(chunks.in_weight, rows)
 
     @property
     def edge_ids(self) -> Tensor:
@@ -111,7 +101,7 @@ class ChunkGraph(Walk, OwnRows):
         return chunks.held.ids[chunks.edges(self.chunk)]
 
     def type_degree(self, types: int) -> Tensor:
-        return by_type(chosen(self.part.type_degree, self.span.rows), self.in_degree, types)
+        return by_type(chosen(self.part.chunks.type_degree, self.span.rows), self.in_degree, types)
 
     def at(self, layer: int) -> Self:
         """Return this chunk in a layer, in fewer calls than dataclasses.replace: it runs 2 L times an epoch."""
@@ -157,7 +147,7 @@ class ChunkGraph(Walk, OwnRows):
         for block in blocks[:1]:
             yield block, tables
         for p, rows in self.part.exchange.take_all(posted) if posted else ():
-            self.part.history.write((self.layer, call), rows, self.part.chunks.spans[p, self.chunk].rows)
+            self.part.history.write((self.layer, call), rows, self.part.chunks.span(p, self.chunk).rows)
         for block in blocks[1:]:
             yield block, tables
         if not blocks:
@@ -184,10 +174,8 @@ class ChunkGraph(Walk, OwnRows):
         tables = history.write(call, src, self.span.rows)
         if self.part.exchange.comm.size == 1:
             return tables, None
-        own = tuple(table[history.fresh : history.fresh + history.own] for table in tables)
-        outgoing = {p: Outgoing(own, rows, first) for p, (rows, first) in chunks.outgoing[self.chunk].items()}
-        incoming = chunks.incoming[self.chunk]
-        return tables, self._post(outgoing, incoming, RowLike.of(own), call, "forward")
+        outgoing = {p: Outgoing(src, rows, first) for p, (rows, first) in chunks.outgoing[self.chunk].items()}
+        return tables, self._post(outgoing, chunks.incoming[self.chunk], RowLike.of(src), call, "forward")
 
     def gradients(self, call: Call, like: Sequence[RowLike], of_rows: Callable[[RowRange], Rows]) -> Rows:
         """Return the gradients of the chunk's source rows, other parts' contributions included. `of_rows`: of some
@@ -196,14 +184,14 @@ class ChunkGraph(Walk, OwnRows):
         if self.part.exchange.comm.size == 1:
             return of_rows(self.span)
         outgoing = {
-            p: Outgoing(of_rows(chunks.spans[p, chunk]), None, piece.first)
+            p: Outgoing(of_rows(chunks.span(p, chunk)), None, piece.first)
             for p, piece in chunks.incoming[chunk].items()
         }
         incoming = {p: Incoming(len(rows), first) for p, (rows, first) in chunks.outgoing[chunk].items()}
         posted = self._post(outgoing, incoming, like, call, "backward")
         mine = of_rows(self.span)  # while gradients of halo rows are sent
         for p, grads in self.part.exchange.take_all(posted):
-            add_returned(mine, chunks.sent[p, chunk], grads)
+            add_returned(mine, chunks.outgoing[chunk][p][0], grads)
         return mine
 
     def _post(

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator, Incoming, RowLists
-from gnnpar.folds.block import Block, cached_results, held_nbytes, per_argument
+from gnnpar.folds.block import Block, cached_results, chosen, held_nbytes, per_argument
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.parallel.keys import to_device
 from gnnpar.parallel.torch_types import integers, unique
@@ -42,23 +43,26 @@ class RowRange:
 class Chunks:
     """The structure that is the same in every epoch. Edges are sorted by (destination, source id).
 
-    Shapes: order [N] own rows of the shard in table order; chunk_of, ids [T]: chunk and global id of each table row;
-    dst, src [E]: table rows of the ends of each edge, `held`: its data. spans: (part, chunk) -> its rows in this table;
-    sent: (reader, chunk) -> rows within the chunk that the reader reads; halo_rows: part -> table rows of its halo
-    nodes, by ascending id.
+    Shapes: order [N] own rows of the shard in table order, in_degree, in_weight [N], type_degree [N, types] in this
+    order; chunk_of, ids [T]: chunk and global id of each table row; dst, src [E]: table rows of the ends of each edge,
+    `held`: its data. bounds: part -> first table row of each of its chunks, and the end; sent: reader -> own table rows
+    that it reads, ascending; halo_rows: part -> table rows of its halo nodes, by ascending id.
     """
 
     num: int
     part: int
     order: Tensor
+    in_degree: Tensor
     chunk_of: Tensor
     ids: Tensor
-    spans: dict[tuple[int, int], RowRange]
-    sent: dict[tuple[int, int], Tensor]
+    bounds: dict[int, list[int]]
+    sent: dict[int, Tensor]
     halo_rows: dict[int, Tensor]
     dst: Tensor
     src: Tensor
     held: EdgeData
+    in_weight: Tensor | None = None
+    type_degree: Tensor | None = None
 
     @staticmethod
     def of(shard: Shard) -> Chunks:
@@ -69,38 +73,33 @@ class Chunks:
         chunks_of = {shard.part: shard.chunk_of, **dict(zip(halo, halo_chunks, strict=True))}
         blocks = {shard.part: shard.inner, **halo}
         order, places = dict[int, Tensor](), dict[int, Tensor]()
-        spans = dict[tuple[int, int], RowRange]()
-        base = 0
+        bounds, base = dict[int, list[int]](), 0
         for p, chunk_of in chunks_of.items():
             order[p] = torch.argsort(chunk_of, stable=True)
             rows = torch.arange(base, base + len(chunk_of), device=chunk_of.device)
             places[p] = torch.empty_like(order[p]).index_copy_(0, order[p], rows)
-            ends = [base]
-            for size in integers(torch.bincount(chunk_of, minlength=num)):
-                ends.append(ends[-1] + size)
-            spans |= {(p, k): RowRange(ends[k], ends[k + 1]) for k in range(num)}
-            base = ends[-1]
+            bounds[p] = list(accumulate(integers(torch.bincount(chunk_of, minlength=num)), initial=base))
+            base = bounds[p][-1]
         own = places[shard.part]
         ids = torch.cat([_ids(shard, p)[order[p]] for p in order])
         dst = torch.cat([own[block.edge_dst] for block in blocks.values()])
         src = torch.cat([places[p][block.indices.long()] for p, block in blocks.items()])
         by = torch.argsort(dst * shard.num_nodes + ids[src], stable=True)
-        sent: dict[tuple[int, int], Tensor] = {}
-        for p, index in shard.boundary.items():  # by ascending id, as the reader has them
-            for k in range(num):
-                sent[p, k] = own[index[shard.chunk_of[index] == k]] - spans[shard.part, k].first
         return Chunks(
             num=num,
             part=shard.part,
             order=order[shard.part],
+            in_degree=shard.in_degree[order[shard.part]],
             chunk_of=torch.cat([chunks_of[p][order[p]] for p in order]),
             ids=ids,
-            spans=spans,
-            sent=sent,
+            bounds=bounds,
+            sent={p: own[index].sort().values for p, index in sorted(shard.boundary.items())},
             halo_rows={p: places[p] for p in halo},
             dst=dst[by],
             src=src[by],
             held=EdgeData.cat([block.edges for block in blocks.values()]).at(by),
+            in_weight=chosen(shard.in_weight, order[shard.part]),
+            type_degree=chosen(shard.type_degree, order[shard.part]),
         )
 
     @property
@@ -113,29 +112,32 @@ class Chunks:
         """N."""
         return len(self.order)
 
-    @cached_property
+    @property
     def peers(self) -> list[int]:
         """Other parts with rows that this part reads."""
-        return sorted({part for part, _ in self.spans} - {self.part})
+        return sorted(self.halo_rows)
 
-    @cached_property
-    def readers(self) -> list[int]:
-        """Parts that read rows of this one."""
-        return sorted({part for part, _ in self.sent})
+    def span(self, part: int, chunk: int) -> RowRange:
+        """Return the table rows of a chunk of a part."""
+        return RowRange(*self.bounds[part][chunk : chunk + 2])
 
     def own(self, chunk: int) -> RowRange:
-        return self.spans[self.part, chunk]
+        return self.span(self.part, chunk)
 
     @cached_property
     def offsets(self) -> Tensor:
         """[N + 1]: where the edges of each own row begin."""
         return _offsets(self.dst, self.num_own)
 
+    @property
+    def _starts(self) -> Tensor:
+        """[K + 1]: first own row of each chunk, and the end."""
+        return torch.tensor(self.bounds[self.part], device=self.order.device)
+
     @cached_property
     def edge_bounds(self) -> list[int]:
         """Where the edges of each chunk begin, and the end."""
-        starts = [self.own(k).first for k in range(self.num)] + [self.num_own]
-        return integers(self.offsets[torch.tensor(starts, device=self.offsets.device)])
+        return integers(self.offsets[self._starts])
 
     def edges(self, chunk: int) -> slice:
         return slice(self.edge_bounds[chunk], self.edge_bounds[chunk + 1])
@@ -193,30 +195,28 @@ class Chunks:
 
     @cached_property
     def outgoing(self) -> tuple[dict[int, tuple[Tensor, int]], ...]:
-        """By chunk: reader -> own table rows that it reads, and where they begin in the list of all that it reads."""
+        """By chunk: reader -> rows of the chunk that it reads, and where they begin in the list of all that it
+        reads."""
         found = tuple(dict[int, tuple[Tensor, int]]() for _ in range(self.num))
-        for p in self.readers:
-            first = 0
-            for k in range(self.num):
-                if len(rows := self.sent[p, k]):
-                    found[k][p] = rows + self.own(k).first, first
-                first += len(rows)
+        for p, rows in self.sent.items():
+            for k, (first, last) in enumerate(pairwise(integers(torch.searchsorted(rows, self._starts)))):
+                if first < last:
+                    found[k][p] = rows[first:last] - self.own(k).first, first
         return found
 
     @cached_property
     def incoming(self) -> tuple[dict[int, Incoming], ...]:
         """By chunk: part -> rows of its chunk that are read here, and where they begin among all of them."""
-        firsts = {p: self.spans[p, 0].first for p in self.peers}
-        spans = ({p: self.spans[p, k] for p in self.peers} for k in range(self.num))
+        spans = ({p: self.span(p, k) for p in self.peers} for k in range(self.num))
         return tuple(
-            {p: Incoming(len(span), span.first - firsts[p]) for p, span in each.items() if len(span)} for each in spans
+            {p: Incoming(len(span), span.first - self.bounds[p][0]) for p, span in each.items() if len(span)}
+            for each in spans
         )
 
     def row_lists(self, parts: int) -> RowLists:
         """Return the rows between parts, both lists in table order."""
-        sent = {p: torch.cat([self.sent[p, k] + self.own(k).first for k in range(self.num)]) for p in self.readers}
-        read = {p: self.ids[self.spans[p, 0].first : self.spans[p, self.num - 1].last] for p in self.peers}
-        return RowLists(self.part, parts, self.ids[: self.num_own], sent, read)
+        read = {p: self.ids[self.bounds[p][0] : self.bounds[p][-1]] for p in self.peers}
+        return RowLists(self.part, parts, self.ids[: self.num_own], self.sent, read)
 
     def boundary_lists(self, stages: Communicator) -> RowLists:
         """Return the rows between stages: all own rows, in table order."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from gnnpar.files import JsonDict
 from gnnpar.parallel.needs import check_first_layer
-from gnnpar.parallel.pipeline.placing import Line, balanced, even, even_cuts, place_layers
+from gnnpar.parallel.pipeline.placing import Line, even_cuts, place_layers
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.pricing.candidate import (
@@ -307,14 +307,27 @@ def price_of(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
     for codec in (boundary, rows):
         if not codec.known:
             return Price(unpriced=codec.unknown)
-    groups = _cut(strategy, work, stages * strategy.virtual)
+
+    def seconds() -> list[float]:
+        return [sum(work.piece(i, 0, d).compute for d in DIRECTIONS) for i in range(work.ir.num_layers)]
+
+    groups = strategy.cut_into(stages * strategy.virtual, work.ir.num_layers, seconds)
     crossed = [problem.model.activation_widths(g.start) for g in groups[1:]] if stages > 1 else []
-    traffic = traffic_of(work, boundary, rows, crossed=crossed, params=problem.params, ranks=problem.ranks)
+    forward, backward = rows.exchanges(work)
+    bounds = [boundary.bound, *([rows.bound] if parts > 1 else [])]
+    traffic = Traffic(
+        forward=forward,
+        backward=backward,
+        stage=sum(sum(work.parts.nodes) * (boundary.row(w) + boundary.row(w, gradient=True)) for w in crossed),
+        # every rank also sums two numbers, loss and norm
+        reduce=ring_bytes(parts, problem.params, problem.summed) + ring_bytes(problem.ranks, 2, problem.summed),
+        bound="most" if "most" in bounds else "mean" if "mean" in bounds else "exact",
+    )
     if not boundary.sends:
         return Price(traffic=traffic, unpriced=SENDS_NOTHING)
     bits, notes = boundary.bits()
     if strategy.virtual > 1:
-        groups = _cut(strategy, work, stages)
+        groups = strategy.cut_into(stages, work.ir.num_layers, seconds)
         notes += (f"virtual={strategy.virtual} is priced as 1: bytes are right, the bubble is smaller",)
     if strategy.cut == "balanced":
         notes += ("cut=balanced is made by predicted layer times here, by measured ones in a run",)
@@ -329,25 +342,3 @@ def price_of(strategy: GNNPipe, problem: Problem, machine: Machine) -> Price:
     cuts = tuple(g.start for g in groups)
     candidate = PipelineCandidate(parts=parts, stages=stages, chunks=chunks, bits=bits, cuts=cuts)
     return priced(candidate, problem, machine, traffic, notes)
-
-
-def _cut(strategy: GNNPipe, work: Work, stages: int) -> tuple[range, ...]:
-    """Return the layers of each (virtual) stage."""
-    layers = work.ir.num_layers
-    if strategy.cut == "even":
-        return even(layers, stages)
-    return balanced([sum(work.piece(i, 0, d).compute for d in DIRECTIONS) for i in range(layers)], stages)
-
-
-def traffic_of(
-    work: Work, boundary: RowBytes, rows: RowBytes, *, crossed: Sequence[Sequence[int]], params: int, ranks: int
-) -> Traffic:
-    """Return the bytes of an epoch. `crossed`: widths of the activations at each boundary between two ranks; `rows`:
-    codec between the parts of a stage, which `work` is cut into. Every rank also sums two numbers, loss and norm."""
-    nodes, parts = sum(work.parts.nodes), work.parts.parts
-    forward, backward = rows.exchanges(work)
-    stage = sum(nodes * (boundary.row(w) + boundary.row(w, gradient=True)) for w in crossed)
-    total = ring_bytes(parts, params, rows.summed) + ring_bytes(ranks, 2, rows.summed)
-    bounds = [boundary.bound, *([rows.bound] if parts > 1 else [])]
-    bound = "most" if "most" in bounds else "mean" if "mean" in bounds else "exact"
-    return Traffic(forward=forward, backward=backward, stage=stage, reduce=total, bound=bound)

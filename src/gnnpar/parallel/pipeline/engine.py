@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, RowRange, draw_order
 from gnnpar.parallel.pipeline.history import History
-from gnnpar.parallel.pipeline.schedule.action import Action, Schedule, fill_drain
-from gnnpar.parallel.pipeline.schedule.lower import lower, message_of
+from gnnpar.parallel.pipeline.schedule import Action, Schedule, fill_drain, lower, message_of
 from gnnpar.parallel.pipeline.stage import Batch, Kept, Remat, Stage
 from gnnpar.parallel.torch_types import floats
 from gnnpar.parallel.view import View
@@ -50,15 +49,9 @@ if TYPE_CHECKING:
     from gnnpar.parallel.pipeline.strategy import GNNPipe
 
 
-class Entry(NamedTuple):
-    """First layer of a virtual stage, and the rows that enter it."""
-
-    layer: int
-    like: tuple[RowLike, ...]
-
-
 class Pipeline:
-    """The stages of a rank under one lowered schedule. `stages`: by virtual stage; `entries`: of all of them.
+    """The stages of a rank under one lowered schedule. `stages`: by virtual stage; `entries`: of all of them, the first
+    layer and the rows that enter it.
 
     Receives are posted when the schedule says so: one message ahead of its use, in the order in which the other rank
     sends, so that messages travel while chunks are computed. A message is named by its receive.
@@ -69,7 +62,7 @@ class Pipeline:
     def __init__(
         self,
         stages: Mapping[int, Stage],
-        entries: Sequence[Entry],
+        entries: Sequence[tuple[int, Sequence[RowLike]]],
         schedule: Schedule,
         exchange: CodedExchange,
         remat: Remat = "none",
@@ -137,10 +130,10 @@ class Pipeline:
         outgoing = {target: Outgoing(ready.pop(receive), None, span.first)} if sends else {}
         incoming = {} if sends else {source: Incoming(len(span), span.first)}
         direction: Phase = "forward" if receive.kind == "receive_forward" else "backward"
-        entry = self._entries[receive.stage + (direction == "backward")]
-        tag = MessageTag(epoch, entry.layer, 0, direction)
+        layer, like = self._entries[receive.stage + (direction == "backward")]
+        tag = MessageTag(epoch, layer, 0, direction)
         counted = MessageTag(epoch, -1, 0, phase, chunk=action.slot)
-        return self._exchange.post(outgoing, incoming, entry.like, tag, counted=counted)
+        return self._exchange.post(outgoing, incoming, like, tag, counted=counted)
 
     def _take(self, receive: Action, ready: dict[Action, Rows], posted: dict[Action, Posted]) -> Rows:
         """Return the rows of a message, once; wait for them if another rank sends them."""
@@ -180,7 +173,7 @@ class PipelineEngine(EngineDefaults):
         history = History(chunks.num_rows, chunks.num_own, refresh=strategy.refresh, halves=halves, remembers=remembers)
         codec = strategy.codec.build(chunks.row_lists(parts.size), parts, context.seed)
         boundary = strategy.boundary.build(chunks.boundary_lists(stages), stages, fold_key(context.seed, _BOUNDARY))
-        part = PartState.of(shard, chunks, CodedExchange(parts, codec), history, strategy.weights)
+        part = PartState(chunks, CodedExchange(parts, codec), history, strategy.weights)
         self._part, self._exact, self._shard, self._model = part, exact_view(replace(context, comm=parts)), shard, model
         self._comm, self._group, self._seed = context.comm, parts, context.seed
         self._codecs, self._strategy = (boundary, codec), strategy
@@ -191,8 +184,8 @@ class PipelineEngine(EngineDefaults):
         self._weights = [name for name, stage in stage_of.items() if stage in mine]
         of_stage = {s: Stage(model, context.task, shard, layers, strategy.remat) for s, layers in mine.items()}
         like = RowLike((), shard.x.dtype, shard.x.device)
-        widths = {layers.start: model.activation_widths(layers.start) for layers in layers_of[1:]}
-        entries = [Entry(i, tuple(like._replace(shape=(w,)) for w in each)) for i, each in ({0: ()} | widths).items()]
+        widths = {0: ()} | {layers.start: model.activation_widths(layers.start) for layers in layers_of[1:]}
+        entries = [(layer, [like._replace(shape=(w,)) for w in each]) for layer, each in widths.items()]
         whole = CodedExchange(stages, Identity().build(shard.row_lists, stages, context.seed))
         virtual = len(layers_of) // stages.size
         schedule = lower(strategy.schedule(stages.size, chunks.num, virtual=virtual))

@@ -1,8 +1,8 @@
 """Cuts of L layers into S stages of consecutive layers: even, balanced, and optimal on devices given in order.
 
-`place_layers` minimises chain(): sum of stages and boundaries + (chunks - 1) x the slowest of them. For each bound on
-the slowest, dynamic programming over stages finds the least sum; it is one pass of matrices over layers. The order of
-devices is fixed here; a search of places changes it.
+`place_layers` minimises chain(): sum of stages and boundaries + (chunks - 1) x the slowest of them. Dynamic programming
+over stages finds the least sum below a bound on the slowest; the bound is the slowest of the last cut found, until no
+cut is left. The order of devices is fixed here; a search of places changes it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,6 @@ def _check(num_layers: int, stages: int) -> None:
         )
 
 
-_MANY = 600
-
-
 @dataclass(frozen=True, eq=False)
 class Line:
     """Seconds of a chunk. Shapes: layers [S, L] of each layer on each stage; whole, alone [S - 1, L] of the message
@@ -82,73 +79,47 @@ class Line:
 
 
 def place_layers(line: Line, *, chunks: int) -> tuple[float, tuple[int, ...]]:
-    """(seconds of all chunks in both directions, first layers of the stages). Exact up to 600 different bounds."""
+    """Return (seconds of all chunks in both directions, first layers of the stages), exactly to 1e-9."""
     num_stages, num_layers = line.layers.shape
-    if num_stages > num_layers:
-        raise ValueError(f"{num_stages} stages cannot be made of {num_layers} layers: use at most {num_layers} stages")
-    loose = _least_sum(line, np.inf)
-    assert loose is not None, "any number of layers fits without a bound"
-    if chunks == 1:
-        return loose
-    bounds = _bounds(line)
-    low, high = 0, len(bounds) - 1  # the first bound that a pipeline can keep
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _least_sum(line, bounds[middle]) is not None else (middle + 1, high)
-    best: tuple[float, tuple[int, ...]] = (np.inf, ())
-    for tried, bound in zip([0.0, *bounds[low:]], bounds[low:], strict=False):
-        if loose[0] + (chunks - 1) * tried >= best[0]:  # all cuts from here on are slower
+    _check(num_layers, num_stages)
+    best, bound = (np.inf, ()), np.inf
+    while (least := _least_sum(line, bound)) is not None:
+        bound = slowest(line, least[1])
+        seconds = least[0] + (chunks - 1) * bound
+        best = (seconds, least[1]) if seconds <= best[0] else best
+        if chunks == 1 or least[0] > best[0]:  # all further sums are larger
             break
-        least = _least_sum(line, bound)
-        if least is not None:
-            seconds = least[0] + (chunks - 1) * slowest(line, least[1])
-            if seconds < best[0]:
-                best = (seconds, least[1])
     return best
 
 
 def slowest(line: Line, cuts: tuple[int, ...]) -> float:
-    """Of the stages and the messages' bytes."""
+    """Return the most seconds of a stage, or of a message's bytes."""
     sums, ends = line.sums, (*cuts[1:], line.layers.shape[1])
     stages = [float(sums[s, b] - sums[s, a]) for s, (a, b) in enumerate(zip(cuts, ends, strict=True))]
     return max([*stages, *(float(line.alone[s, a]) for s, a in enumerate(cuts[1:]))])
 
 
-def _bounds(line: Line) -> np.ndarray:
-    """Values the slowest can have, ascending; where there are many, the largest of each 1 %."""
-    sums = line.sums
-    above = np.triu_indices(sums.shape[1], k=1)
-    values = [(row[None, :] - row[:, None])[above] for row in np.unique(sums, axis=0)]
-    bounds = np.unique(np.concatenate([*values, line.alone[:, 1:].ravel()]))
-    bounds = bounds[bounds > 0]
-    if len(bounds) <= _MANY:
-        return bounds
-    steps = np.floor(np.log(bounds) / np.log(1.01))
-    return bounds[np.append(steps[1:] != steps[:-1], True)]
-
-
 def _least_sum(line: Line, bound: float) -> tuple[float, tuple[int, ...]] | None:
-    """(least sum of stages and boundaries that keep the bound, first layers)."""
-    num_stages, num_layers = line.layers.shape
-    sums = line.sums
-    room = bound * (1 + 1e-12)
+    """Return (least sum of stages and boundaries that all take less than the bound, first layers); None: no cut."""
+    num_layers, sums = line.layers.shape[1], line.sums
+    room = bound * (1 - 1e-9)
     later = np.triu(np.ones((num_layers + 1, num_layers + 1), dtype=bool), k=1)
     seconds = np.full(num_layers + 1, np.inf)
     seconds[0] = 0.0
     came: list[np.ndarray] = []
-    for s in range(num_stages):
+    for s in range(len(sums)):
         if s:
-            message = np.append(np.where(line.alone[s - 1] <= room, line.whole[s - 1], np.inf), np.inf)
-            seconds = seconds + message
+            seconds[:-1] += np.where(line.alone[s - 1] < room, line.whole[s - 1], np.inf)
+            seconds[-1] = np.inf
         stage = sums[s][None, :] - sums[s][:, None]
-        total = np.where(later & (stage <= room), seconds[:, None] + stage, np.inf)
+        total = np.where(later & (stage < room), seconds[:, None] + stage, np.inf)
         came.append(total.argmin(axis=0))
         seconds = total.min(axis=0)
     if not np.isfinite(seconds[-1]):
         return None
     cuts: list[int] = []
     end = num_layers
-    for s in reversed(range(num_stages)):
-        end = int(came[s][end])
+    for starts in reversed(came):
+        end = int(starts[end])
         cuts.append(end)
     return float(seconds[num_layers]), tuple(reversed(cuts))

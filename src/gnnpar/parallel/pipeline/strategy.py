@@ -13,7 +13,7 @@ a slot to end. Remedies: `gradient=mix`, `history_init=exact`, `refresh_exact`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from typing import Annotated, ClassVar, Literal
@@ -36,8 +36,8 @@ from gnnpar.parallel.pipeline.chunk import Weights
 from gnnpar.parallel.pipeline.cost import candidates, price_of
 from gnnpar.parallel.pipeline.engine import PipelineEngine
 from gnnpar.parallel.pipeline.placing import balanced, even
-from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
-from gnnpar.parallel.pipeline.schedule.coverage import expected
+from gnnpar.parallel.pipeline.schedule import Schedule, fill_drain
+from gnnpar.parallel.pipeline.simulate import expected
 from gnnpar.parallel.pipeline.stage import Remat
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.shape_trace import shape_trace
@@ -81,6 +81,7 @@ class GNNPipe(CodedStrategy):
     cut: Literal["even", "balanced"] = "even"
     boundary: CodecConfig = Identity()
     remat: Remat = "none"
+    limit = {"chunks": "one", "boundary": Identity()}
 
     hybrid: ClassVar[bool] = False
     """Candidates of a planner have several parts a stage."""
@@ -113,9 +114,6 @@ class GNNPipe(CodedStrategy):
             crosses_epochs=self.chunks != "one",
             learned_features=True,
         )
-
-    def exact_limit(self) -> GNNPipe:
-        return replace(self, chunks="one", boundary=Identity(), codec=Identity())
 
     def mesh(self, num_ranks: int) -> Mesh:
         stages, parts = self.stages, self.parts
@@ -171,6 +169,16 @@ class GNNPipe(CodedStrategy):
     def cost(self, problem: Problem, machine: Machine) -> Price:
         return price_of(self, problem, machine)
 
+    def cut_into(
+        self, stages: int, num_layers: int, seconds: Callable[[], Sequence[float]] | None
+    ) -> tuple[range, ...]:
+        """Return the layers of each virtual stage. `seconds`: of each layer; None: they are not measured."""
+        if self.cut == "even":
+            return even(num_layers, stages)
+        if seconds is None:
+            raise ValueError("strategy.cut=balanced needs measured layers, which only a run has: use cut=even.")
+        return balanced(seconds(), stages)
+
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         self._check_mesh(topology.num_ranks, workload.num_layers)
         mesh, per_part = self.mesh(topology.num_ranks), self.chunks_per_part(topology.num_ranks)
@@ -178,12 +186,7 @@ class GNNPipe(CodedStrategy):
         data, part_of = workload.dataset, workload.part_of(parts)
         by = _CHUNKERS[self.chunking]()
         chunk_of = chunk(data, part_of, per_part, by=by, cache=workload.cache, say=workload.say)
-        if self.cut == "even":
-            layers_of = even(workload.num_layers, stages)
-        elif workload.layer_seconds is None:
-            raise ValueError("strategy.cut=balanced needs measured layers, which only a run has: use cut=even.")
-        else:
-            layers_of = balanced(workload.layer_seconds(), stages)
+        layers_of = self.cut_into(stages, workload.num_layers, workload.layer_seconds)
         edges = [integers(row) for row in quotient(data.edge_index, chunk_of, per_part).unbind()]
         statistics = partition_statistics(data, part_of, parts) | chunk_statistics(data.edge_index, part_of, chunk_of)
         statistics |= {"gradient_coverage": expected(self.schedule(1, per_part), edges).kept}

@@ -1,23 +1,32 @@
-"""The base class of the batches of every sampler, and the batches of neighbour sampling.
+"""The base class of the batches of every sampler, and the batches of neighbour sampling and of clusters.
 
 A rank's batch depends only on (seed, epoch, step, rank), so worker processes that draw ahead draw the same.
+
+ClusterGCN: Chiang, Liu, Si, Li, Bengio, Hsieh, Cluster-GCN: An Efficient Algorithm for Training Deep and Large Graph
+Convolutional Networks, KDD 2019 (arXiv 1905.07953), section 3.2: clusters are parts of a graph partitioner, and a step
+unites some of them, drawn anew in every epoch. Random nodes: Wang, Vialle, Vaysse, Bonald, Implicit Regularization of
+Mini-Batch Training in Graph Neural Networks, 2026 (arXiv 2605.22480): clusters are a random partition of the nodes,
+drawn anew in every epoch, as PyG's RandomNodeLoader draws it. Specification: docs/strategies/minibatch.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.parallel.sampling.neighbours import Body, InEdges, Sample, Sampler, sampler_of
+from gnnpar.parallel.sampling.neighbours import InEdges, Sample, Sampler, sampler_of
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import Normalize, Subgraph, ranges, subgraph_of
 from gnnpar_kernels import fold_key
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.sampling.strategy import Minibatch
 
 At = tuple[int, int]  # epoch, step
 Hops = Sequence[int]  # number of aggregations of each layer
@@ -35,19 +44,31 @@ class Shared(NamedTuple):
 
 @dataclass(eq=False)
 class Batches:
-    """This rank's subgraph of every step. Picklable."""
+    """This rank's subgraph of every step. Picklable. Subclasses are the samplers of `Minibatch`. `drawn_by`: the
+    package that draws."""
 
     graph: Replica
     shared: Shared
+    drawn_by: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         # rows stay with the engine: a spawned worker would get a copy of them
         self.graph = replace(self.graph, x=self.graph.x[:0].cpu(), y=self.graph.y[:0].cpu())
 
-    @property
-    def total(self) -> int:
-        """Return the sum of the sizes of all steps of an epoch."""
-        return len(self.graph.train)
+    @staticmethod
+    def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> Batches:
+        """Return a rank's batches. `comm`: its rank 0 estimates probabilities for all ranks; None: this rank does."""
+        raise NotImplementedError
+
+    @staticmethod
+    def whole(config: Minibatch) -> bool:
+        """Return True if a step trains on the full graph."""
+        raise NotImplementedError
+
+    @staticmethod
+    def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
+        """Raise ValueError if a step is too small for the ranks, or the model has too few layers."""
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
@@ -75,21 +96,41 @@ class SeedBatches(Batches):
     batch_size: int | None
     _shuffled: tuple[int, Tensor] | None = field(default=None, init=False)
 
+    @staticmethod
+    def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> SeedBatches:
+        assert config.sampler in ("auto", "pyg", "own")
+        outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
+        by_hop = [config.fanout[min(layer, len(config.fanout) - 1)] for layer in outwards]
+        sampler, drawn_by = sampler_of(graph.edges, by_hop, config.sampler)
+        return SeedBatches(graph, shared, sampler, config.batch_size, drawn_by=drawn_by)
+
+    @staticmethod
+    def whole(config: Minibatch) -> bool:
+        return config.batch_size is None and set(config.fanout) == {-1} and config.normalize == "graph"
+
+    @staticmethod
+    def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
+        if len(config.fanout) > num_layers:
+            raise ValueError(
+                f"strategy.fanout={list(config.fanout)} has {len(config.fanout)} numbers, but the model {num_layers} "
+                f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
+            )
+
     @property
     def _size(self) -> int:
-        return self.batch_size or self.total
+        return self.batch_size or len(self.graph.train)
 
     def __len__(self) -> int:
-        return -(-self.total // self._size)
+        return -(-len(self.graph.train) // self._size)
 
     def size(self, at: At) -> int:
-        return min(self._size, self.total - at[1] * self._size)
+        return min(self._size, len(self.graph.train) - at[1] * self._size)
 
     def seeds(self, at: At) -> Tensor:
         """Return this rank's seeds, [s]."""
         epoch, step = at
         if self._shuffled is None or self._shuffled[0] != epoch:
-            self._shuffled = epoch, self.graph.train[shuffled(self.total, self.shared.seed, epoch)]
+            self._shuffled = epoch, self.graph.train[shuffled(len(self.graph.train), self.shared.seed, epoch)]
         first = step * self._size
         return self._shuffled[1][first : first + self.size(at)][self.shared.rank :: self.shared.ranks]
 
@@ -97,39 +138,6 @@ class SeedBatches(Batches):
         shared = self.shared
         key = fold_key(shared.seed, *at, shared.rank, DRAW)
         return subgraph_of(self.sampler.draw(self.seeds(at), key), self.graph, shared.normalize)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Draw up to `fanout` in-neighbours of every node, hop by hop, around `batch_size` training nodes. `fanout`: a
-    number per layer, the seeds' layer first; a layer may aggregate more than once. `body`: the implementation.
-
-    A configuration of another sampler has the same methods (clusters.py, saint.py).
-    """
-
-    fanout: tuple[int, ...]
-    batch_size: int | None
-    body: Body
-
-    def whole(self, normalize: Normalize) -> bool:
-        """Return True if a step trains on the full graph."""
-        return self.batch_size is None and set(self.fanout) == {-1} and normalize == "graph"
-
-    def check(self, num_ranks: int, num_layers: int) -> None:
-        """Raise ValueError if a step is too small for the ranks, or the model has too few layers."""
-        if len(self.fanout) > num_layers:
-            raise ValueError(
-                f"strategy.fanout={list(self.fanout)} has {len(self.fanout)} numbers, but the model {num_layers} "
-                f"layers: give {num_layers} or fewer, the first for the neighbours of training nodes."
-            )
-
-    def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
-        """Return a rank's batches, and the package that draws them. `comm`: its rank 0 estimates probabilities for all
-        ranks; None: this rank does."""
-        outwards = [layer for layer, count in enumerate(reversed(hops)) for _ in range(count)]
-        by_hop = [self.fanout[min(layer, len(self.fanout) - 1)] for layer in outwards]
-        sampler, drawn_by = sampler_of(graph.edges, by_hop, self.body)
-        return SeedBatches(graph, shared, sampler, self.batch_size), drawn_by
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
@@ -164,10 +172,100 @@ class Induced:
         ends = (seeds, *[all_nodes] * (self._hops + 1))
         first = self._edges.indptr[nodes]
         counts = self._edges.indptr[nodes + 1] - first
-        edges = ranges(first, counts, int(counts.sum()))
+        edges = ranges(first, counts)
         self._place[nodes] = torch.arange(all_nodes)
         sources = self._place[self._edges.sources[edges]]
         self._place[nodes] = -1
         inside = sources >= 0
         reader = torch.arange(all_nodes).repeat_interleave(counts)[inside]
         return Sample(nodes, ends, torch.bincount(reader, minlength=all_nodes), sources[inside], edges[inside])
+
+
+@dataclass(eq=False)
+class InducedBatches(Batches):
+    """Batches of all edges between some nodes. `hops`: aggregations of the model."""
+
+    hops: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._induced = Induced(self.graph.edges, self.graph.train, self.hops)
+
+    @property
+    def nbytes(self) -> int:
+        return self._induced.nbytes
+
+
+@dataclass(eq=False)
+class ClusterBatches(InducedBatches):
+    """A batch is a union of clusters, with the edges between them: X[clusters] -> loss of their training nodes. Every
+    cluster is in one step of an epoch; the clusters of a step are dealt out over the ranks.
+
+    `per_step` of `number` clusters are united, all ranks together. `anew`: clusters are random nodes, about equally
+    many, drawn in every epoch; else those of `graph.cluster_of`.
+    """
+
+    number: int
+    per_step: int
+    anew: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._held = self._cut(0)
+
+    @staticmethod
+    def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> ClusterBatches:
+        number, per_step, anew = config.clusters, config.clusters_per_batch, config.sampler == "uniform"
+        return ClusterBatches(graph, shared, sum(hops), number, per_step, anew, drawn_by=config.sampler)
+
+    @staticmethod
+    def whole(config: Minibatch) -> bool:
+        return config.clusters == 1
+
+    @staticmethod
+    def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
+        if (per_step := config.clusters_per_batch) < num_ranks and config.clusters > 1:
+            raise ValueError(
+                f"strategy.clusters_per_batch={per_step} leaves {num_ranks - per_step} of {num_ranks} ranks "
+                f"without a cluster: set strategy.clusters_per_batch={num_ranks} or more"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        return self._held[1].nbytes + super().nbytes
+
+    def __len__(self) -> int:
+        return -(-len(self._held[2]) // self.per_step)
+
+    def size(self, at: At) -> int:
+        *_, train = self._clusters(at[0])
+        return int(train[self._of_step(at)].sum())
+
+    def __getitem__(self, at: At) -> Subgraph:
+        _, nodes, sizes, _ = self._clusters(at[0])
+        mine, first = self._of_step(at)[self.shared.rank :: self.shared.ranks], sizes.cumsum(0) - sizes
+        nodes = nodes[ranges(first[mine], sizes[mine])]
+        return subgraph_of(self._induced.of(nodes), self.graph, self.shared.normalize)
+
+    def _of_step(self, at: At) -> Tensor:
+        """Return the clusters of a step, of all ranks."""
+        epoch, step = at
+        order = shuffled(len(self._held[2]), self.shared.seed, epoch)
+        return order[step * self.per_step : (step + 1) * self.per_step]
+
+    def _clusters(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        """Return `_cut` of the epoch. `held` is local, since a thread may draw while another asks for a size."""
+        held = self._held
+        if self.anew and held[0] != epoch:
+            self._held = held = self._cut(epoch)
+        return held
+
+    def _cut(self, epoch: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        """Return (epoch, nodes [N] sorted by cluster, nodes and training nodes per cluster [C])."""
+        of_node = self.graph.cluster_of
+        if self.anew:
+            rng = np.random.Generator(np.random.Philox(key=fold_key(self.shared.seed, epoch, DRAW)))
+            of_node = torch.as_tensor(rng.permutation(len(self.graph.loops))) % self.number
+        assert of_node is not None
+        sizes, nodes = torch.bincount(of_node), torch.argsort(of_node, stable=True)
+        return epoch, nodes, sizes, torch.bincount(of_node[self.graph.train], minlength=len(sizes))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,9 +20,9 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.batches import Batches
-from gnnpar.parallel.sampling.replica import replica_of_dataset
+from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.view import SampledGraph
-from gnnpar.pricing.ir import Group, ModelIR
+from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.memory import held_to_evaluate
 from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
@@ -34,63 +35,52 @@ if TYPE_CHECKING:
 
 _ENGINE, _NUMBER = "single", 4.0
 MOST = 8  # number of batches drawn of an epoch
+_BEFORE = ("begin", "transform")  # phases of a layer on the rows that it reads; others are on those that it returns
 _REPEATS = 2  # the quicker one counts: the first one fills the caches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ring:
-    """Sizes of one layer of a step. `rows`: rows that it reads; `edges`: sampled edges and loops."""
-
-    rows: int
-    edges: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Step:
-    """A rank's share of a step, which stands for `times` steps of an epoch. `rings`: of each layer. `weighted`: sums
-    are weighted for edges left out. `draw_seconds`, `sort_seconds`: time to draw it, and to sort its edges by source
-    for gradients; 0 if unknown."""
+    """A rank's share of a step, which stands for `times` steps of an epoch.
 
-    rings: tuple[Ring, ...]
-    seeds: int
+    `rows`: those that each layer reads, and the seeds; `edges`: sampled edges and loops of each layer. `weighted`: sums
+    are weighted for edges left out. `draw_seconds`, `sort_seconds`: time to draw it, and to sort its edges by source
+    for gradients; 0 if unknown.
+    """
+
+    rows: tuple[int, ...]
+    edges: tuple[int, ...]
     times: float = 1.0
     weighted: bool = False
     draw_seconds: float = 0.0
     sort_seconds: float = 0.0
 
-    def rows_after(self, layer: int) -> int:
-        """Return the number of rows that leave a layer."""
-        return self.rings[layer + 1].rows if layer + 1 < len(self.rings) else self.seeds
 
-
-@dataclass(frozen=True, kw_only=True)
-class SampleStatistics:
-    """`whole`: features and structure of the whole graph, which every rank holds in addition to its part. `by`: the
-    package that draws."""
+class Drawn(NamedTuple):
+    """Steps of an epoch. `whole`: features and structure of the whole graph, which every rank holds in addition to its
+    part. `by`: the package that draws."""
 
     steps: tuple[Step, ...]
     whole: Memory
     by: str
 
-    @property
-    def num(self) -> int:
-        """Return the number of drawn batches."""
-        return len(self.steps)
 
-    @property
-    def seconds(self) -> float:
-        """Return the mean seconds of drawing a batch on this machine."""
-        return sum(s.times * s.draw_seconds for s in self.steps) / num_steps(self.steps)
-
-
-def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
+def draw(strategy: Minibatch, problem: Problem) -> Drawn:
     """Draw the batches of rank 0, which has the most seeds: the first ones of epoch 0 and its last, which may be
     smaller."""
-    ir, ranks, dataset = problem.ir, problem.ranks, problem.workload.dataset
-    clusters = strategy.cluster_of(problem.workload)
-    graph = replica_of_dataset(dataset, edge_ids=problem.model.needs_edge_ids, cluster_of=clusters)
+    ir, ranks, data = problem.ir, problem.ranks, problem.workload.dataset
+    graph = Replica.of(
+        data.x,
+        data.y,
+        data.edge_index,
+        data.in_degree.to(data.x.dtype),
+        data.train_mask,
+        strategy.cluster_of(problem.workload),
+        edge_ids=problem.model.needs_edge_ids,
+        shared=ranks == 1,
+    )
     hops = [len(ir.folds(i)) for i in range(ir.num_layers)]
-    batches, by = strategy.batches(graph, hops, seed=problem.seed, rank=0, ranks=ranks)
+    batches = strategy.batches(graph, hops, seed=problem.seed, rank=0, ranks=ranks)
     count = len(batches)
     chosen = range(count) if count <= MOST else (*range(MOST - 1), count - 1)
     before = torch.get_num_threads()
@@ -109,9 +99,8 @@ def draw(strategy: Minibatch, problem: Problem) -> SampleStatistics:
         )
         for i, each in enumerate(tries)
     )
-    whole = replace(graph, shared=ranks == 1)
-    held = Memory(features=whole.features_nbytes, structure=whole.structure_nbytes + batches.nbytes)
-    return SampleStatistics(steps=steps, whole=held, by=by)
+    held = Memory(features=graph.features_nbytes, structure=graph.structure_nbytes + batches.nbytes)
+    return Drawn(steps, held, batches.drawn_by)
 
 
 def _drawn(batches: Batches, step: int, hops: Sequence[int], ir: ModelIR) -> Step:
@@ -119,17 +108,18 @@ def _drawn(batches: Batches, step: int, hops: Sequence[int], ir: ModelIR) -> Ste
     began = perf_counter()
     sub = batches[0, step]
     drawn = perf_counter()
-    graph, rings = SampledGraph(sub, Pass(0), sum(hops)), list[Ring]()
+    graph, rows, edges = SampledGraph(sub, Pass(0), sum(hops)), list[int](), list[int]()
     for i, count in enumerate(hops):
         folds = ir.folds(i)
         block = graph.counted if folds and sub.weights is not None else graph.block
         if any(f.learned or not f.linear for f in folds):
             _ = block.reverse
-        rings.append(Ring(rows=graph.num_rows, edges=block.num_edges if folds else 0))
+        rows.append(graph.num_rows)
+        edges.append(block.num_edges if folds else 0)
         graph = graph.at(i).inner_view(count)
     return Step(
-        rings=tuple(rings),
-        seeds=sub.ends[0],
+        rows=(*rows, sub.ends[0]),
+        edges=tuple(edges),
         weighted=sub.weights is not None,
         draw_seconds=drawn - began,
         sort_seconds=perf_counter() - drawn,
@@ -142,9 +132,10 @@ def price_of(strategy: Minibatch, problem: Problem, machine: Machine) -> Price:
     if not bool(problem.workload.dataset.train_mask.any()):
         return Price(traffic=Traffic(), unpriced="there are no training nodes, so there is nothing to draw")
     drawn = draw(strategy, problem)
-    notes = (f"nodes and edges are those of {drawn.num} batches of rank 0, drawn here by sampler={drawn.by}",)
     work, steps = problem.work_of(problem.ranks), drawn.steps
-    what = f"drawing, measured here ({seconds_text(drawn.seconds)} a batch),"
+    notes = (f"nodes and edges are those of {len(steps)} batches of rank 0, drawn here by sampler={drawn.by}",)
+    mean = sum(s.times * s.draw_seconds for s in steps) / num_steps(steps)
+    what = f"drawing, measured here ({seconds_text(mean)} a batch),"
     if any(rates.source != "measured" for rates in work.rates):
         steps = tuple(replace(s, draw_seconds=0.0, sort_seconds=0.0) for s in steps)
         notes += (f"{what} is not in the time: the topology's devices have speeds of their own",)
@@ -179,28 +170,22 @@ def step_seconds(step: Step, ir: ModelIR, rates: Rates) -> float:
     """Return the seconds of forward, loss, backward and the optimizer on a rank."""
     rates = rates.of_engine(_ENGINE)
     overhead, epoch = rates.overhead_seconds(_ENGINE)
-    total = rates.gather_seconds(step.rings[0].rows * ir.in_dim)
-    for i in range(len(step.rings)):
+    total = rates.gather_seconds(step.rows[0] * ir.in_dim)
+    for i in range(len(step.edges)):
         total += sum(overhead + _layer_seconds(step, ir, i, rates, backward=back) for back in (False, True))
-    loss = rates.scale * rates.elementwise.seconds(0.0, 8.0 * ir.final * step.seeds, calls=8)
+    loss = rates.scale * rates.elementwise.seconds(0.0, 8.0 * ir.final * step.rows[-1], calls=8)
     return total + loss + rates.scale * rates.step * ir.params + rates.epoch + epoch
 
 
 def _layer_seconds(step: Step, ir: ModelIR, layer: int, rates: Rates, *, backward: bool) -> float:
-    ring, total = step.rings[layer], 0.0
+    edges, (before, after), total = step.edges[layer], step.rows[layer : layer + 2], 0.0
     for group in ir.layer(layer):
-        total += rates.dense_seconds(group, _rows_of(group, step, layer), backward=backward)
-    after = step.rows_after(layer)
+        total += rates.dense_seconds(group, before if group.phase in _BEFORE else after, backward=backward)
     for fold in ir.folds(layer):
-        total += rates.fold_seconds(fold, ring.edges, after, table=ring.rows, backward=backward)
+        total += rates.fold_seconds(fold, edges, after, table=before, backward=backward)
         if step.weighted and fold.linear:
-            total += rates.kernel * rates.elementwise.seconds(0.0, ring.edges, calls=0)  # each weight is read once
+            total += rates.kernel * rates.elementwise.seconds(0.0, edges, calls=0)  # each weight is read once
     return total
-
-
-def _rows_of(group: Group, step: Step, layer: int) -> int:
-    """Return the number of rows of a phase: input rows before the fold, output rows after it."""
-    return step.rings[layer].rows if group.phase in ("begin", "transform") else step.rows_after(layer)
 
 
 def _memory(steps: Sequence[Step], work: Work, whole: Memory) -> tuple[Memory, ...]:
@@ -208,15 +193,12 @@ def _memory(steps: Sequence[Step], work: Work, whole: Memory) -> tuple[Memory, .
     ir = work.ir
     _, kept, passing, step = max((a + b, a, b, i) for i, s in enumerate(steps) for a, b in _moments(s, ir))
     ids, weighted = any(f.ids for f in ir.every_fold), steps[step].weighted
-    sample = sum(_sample_bytes(ring, weighted=weighted, ids=ids) for ring in steps[step].rings)
+    # blocks: 32-bit indices by destination and by source, 64-bit ends of edges and ids of columns, weights of edges in
+    # both orders, and ids of edges if a fold reads them
+    rows, edges = sum(steps[step].rows[:-1]), sum(steps[step].edges)
+    sample = (16.0 + 8.0 * weighted + 8.0 * ids) * edges + 16.0 * rows
     held = whole + Memory(parameters=5 * _NUMBER * ir.params, structure=sample, saved=kept, transient=passing)
     return tuple(held + held_to_evaluate(work, p) for p in range(work.parts.parts))
-
-
-def _sample_bytes(ring: Ring, *, weighted: bool, ids: bool) -> float:
-    """Return the bytes of a layer's block: 32-bit indices by destination and by source, 64-bit ends of edges and ids of
-    columns, weights of edges in both orders, and ids of edges if a fold reads them."""
-    return (16.0 + 8.0 * weighted + 8.0 * ids) * ring.edges + 16.0 * ring.rows
 
 
 def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
@@ -225,19 +207,15 @@ def _moments(step: Step, ir: ModelIR) -> Iterator[tuple[float, float]]:
     In both directions, layers before this one hold their saved rows, and later layers hold none. Sums read their
     sources: the input rows, if a layer folds first.
     """
-    kept = _NUMBER * step.rings[0].rows * ir.in_dim
-    for i, ring in enumerate(step.rings):
-        folds, groups, rows = ir.folds(i), ir.layer(i), _NUMBER * ring.rows
-        first = sum(rows * g.saved for g in groups if g.phase in ("begin", "transform"))
+    kept = _NUMBER * step.rows[0] * ir.in_dim
+    for i, (rows, after) in enumerate(pairwise(_NUMBER * rows for rows in step.rows)):
+        folds, groups = ir.folds(i), ir.layer(i)
+        first = sum(rows * g.saved for g in groups if g.phase in _BEFORE)
         sources = any(g.phase == "transform" for g in groups)
-        after = _NUMBER * step.rows_after(i)
         folding = max([rows * sources * f.width + after * f.out for f in folds], default=0.0)
         yield kept + first, folding
-        kept += first
-        for group in groups:
-            if group.phase not in ("begin", "transform"):
-                kept += _NUMBER * group.saved * _rows_of(group, step, i)
+        kept += first + sum(after * g.saved for g in groups if g.phase not in _BEFORE)
         made = [op.width_out for g in groups for op in g.gemms]
         widest = max([*made, *(f.width for f in folds), *(g.dropout for g in groups)], default=0)
         gathered = max([f.width + f.out for f in folds if f.needs_src], default=0)
-        yield kept, rows * (2 * widest + gathered) + _NUMBER * 3 * step.seeds * ir.final
+        yield kept, rows * (2 * widest + gathered) + _NUMBER * 3 * step.rows[-1] * ir.final

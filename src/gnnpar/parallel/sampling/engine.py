@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 
 from gnnpar.comm import MessageTag
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.engine import EpochReport, FlatEngine, PassGraph, Stepper
+from gnnpar.parallel.engine import EpochReport, FlatEngine, Stepper
+from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.batches import At, Batches
 from gnnpar.parallel.sampling.replica import Replica
@@ -29,7 +30,7 @@ _MASKS = 3  # the use of a key; batches.py has the others
 
 
 class MinibatchEngine(FlatEngine):
-    """Train on samples; evaluate and probe on the whole graph (`exact`). `hops`: aggregations of each layer.
+    """Train on samples; evaluate and probe on the whole graph. `hops`: aggregations of each layer.
 
     The gradient kept for the probe is the mean over the batches of an epoch at its first weights, with the masks of the
     exact gradient.
@@ -42,13 +43,11 @@ class MinibatchEngine(FlatEngine):
         graph: Replica,
         batches: Batches,
         hops: Sequence[int],
-        drawn_by: str,
         num_workers: int,
-        exact: PassGraph,
     ) -> None:
+        exact = exact_view(context)
         super().__init__(context, view=exact, exact=exact)
-        self._task, self._graph, self._batches = context.task, graph, batches
-        self._hops, self._drawn_by = tuple(hops), drawn_by
+        self._task, self._graph, self._batches, self._hops = context.task, graph, batches, tuple(hops)
         self._steps: list[At] = []  # steps of the epoch, in the order of drawing
         self._held = 0
         self._workers: DataLoader[Subgraph] | None = None
@@ -66,14 +65,13 @@ class MinibatchEngine(FlatEngine):
             )
 
     def train_epoch(self, epoch: int, optimizer: Stepper, *, keep_gradient: bool = False) -> EpochReport:
-        total, loss, nodes, edges = self._batches.total, 0.0, 0, 0
-        several = len(self._batches) > 1
-        kept = self._mean_gradient(epoch) if keep_gradient and several else None
-        for step, sub in enumerate(self._subgraphs(epoch)):
+        sizes = [self._batches.size((epoch, step)) for step in range(len(self._batches))]
+        total, several, loss, nodes, edges = sum(sizes), len(sizes) > 1, 0.0, 0, 0
+        kept = self._mean_gradient(epoch, total) if keep_gradient and several else None
+        for (step, size), sub in zip(enumerate(sizes), self._subgraphs(epoch), strict=True):
             with self._comm.clock("compute"):
                 optimizer.zero_grad()
                 run = Pass(self._seed if step == 0 else fold_key(self._seed, step, _MASKS), epoch, training=True)
-                size = self._batches.size((epoch, step))
                 bucket = self._differentiate_batch(sub, run, size)
             bucket = self._comm.all_reduce(bucket, MessageTag(epoch, -1, step, "reduce"))
             report = self.step(bucket, optimizer, keep_gradient=keep_gradient and not several)
@@ -81,7 +79,7 @@ class MinibatchEngine(FlatEngine):
             nodes, edges, kept = nodes + len(sub.node_ids), edges + len(sub.indices), kept or report.gradient
             if optimizer.refused:  # on every rank: all have the same gradient
                 break
-        facts = {"steps": len(self._batches), "nodes": nodes, "edges": edges, "sampler": self._drawn_by}
+        facts = {"steps": len(sizes), "nodes": nodes, "edges": edges, "sampler": self._batches.drawn_by}
         return EpochReport(loss, kept, {f"sample/{name}": value for name, value in facts.items()})
 
     def live_bytes(self) -> dict[str, int]:
@@ -111,10 +109,10 @@ class MinibatchEngine(FlatEngine):
         sub = self._batches[at]
         return sub.pinned() if self._comm.device.type == "cuda" else sub
 
-    def _mean_gradient(self, epoch: int) -> dict[str, Tensor]:
-        """Return the mean gradient of the batches of an epoch at the current weights, weighted by size. Not counted."""
+    def _mean_gradient(self, epoch: int, total: int) -> dict[str, Tensor]:
+        """Return the mean gradient of the batches of an epoch at the current weights, weighted by size. Not counted.
+        `total`: the sum of their sizes."""
         run = Pass(self._seed, epoch, training=True, probe=True)
-        total = self._batches.total
         buckets = (self._differentiate_batch(sub, run, total) for sub in self._subgraphs(epoch))
         return self.gradients_of(self._comm.all_reduce(sum(buckets, torch.zeros((), device=self._comm.device))))
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.data.dataset import Dataset
 from gnnpar.parallel.edges import in_edges
 from gnnpar.parallel.sampling.neighbours import InEdges
 from gnnpar.partition.shard import Shard
@@ -36,6 +35,30 @@ class Replica:
     cluster_of: Tensor | None
     shared: bool  # x and y are the shard's, which is the whole graph
 
+    @staticmethod
+    def of(
+        x: Tensor,
+        y: Tensor,
+        edges: Tensor,
+        in_degree: Tensor,
+        train_mask: Tensor,
+        cluster_of: Tensor | None = None,
+        *,
+        edge_ids: bool,
+        shared: bool,
+    ) -> Replica:
+        """Return the replica of a graph. Shapes: edges [2, E] (source, destination), in any order. An edge's id is its
+        place in the order of (destination, source)."""
+        num_nodes = len(in_degree)
+        key = (edges[1] * num_nodes + edges[0]).sort().values
+        src, dst = key % num_nodes, key // num_nodes
+        is_loop = src == dst
+        counts, loops = (torch.bincount(dst[each], minlength=num_nodes) for each in (~is_loop, is_loop))
+        in_edges = InEdges(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), src[~is_loop])
+        ids, loop_ids = (mask.nonzero().flatten() if edge_ids else None for mask in (~is_loop, is_loop))
+        train, first_loop = train_mask.nonzero().flatten(), loops.cumsum(0) - loops
+        return Replica(x, y, in_degree, train, in_edges, loops, first_loop, ids, loop_ids, cluster_of, shared)
+
     @property
     def features_nbytes(self) -> int:
         """Return the bytes held in addition to the shard's."""
@@ -54,42 +77,12 @@ def _nbytes(*tensors: Tensor | None) -> int:
 def replica_of(shard: Shard, comm: Communicator, *, edge_ids: bool) -> Replica:
     """Return the replica. Collective. Not counted, as part of the set-up."""
     alone = comm.size == 1
-    clusters = shard.node_ids[:0] if shard.chunk_of is None else shard.chunk_of
-    rows = (shard.node_ids, shard.train_mask, shard.in_degree, clusters, *(() if alone else (shard.x, shard.y)))
+    clusters = shard.node_ids if shard.chunk_of is None else shard.chunk_of
+    rows = (shard.node_ids, shard.in_degree, shard.train_mask, clusters, *(() if alone else (shard.x, shard.y)))
     mine = (*(t.cpu() for t in rows), torch.stack(in_edges(shard)[:2]))
-    ids, train, in_degree, of_cluster, *x_and_y, edges = zip(*comm.all_gather(mine), strict=True)
+    ids, in_degree, train, of_cluster, *x_and_y, edges = zip(*comm.all_gather(mine), strict=True)
     order = torch.cat(ids).argsort()
     x, y = (torch.cat(parts)[order].to(comm.device) for parts in x_and_y) if x_and_y else (shard.x, shard.y)
-    structure = _structure(torch.cat(edges, dim=1), len(order), edge_ids=edge_ids)
-    return Replica(
-        x,
-        y,
-        torch.cat(in_degree)[order],
-        torch.cat(train)[order].nonzero().flatten(),
-        *structure,
-        cluster_of=None if shard.chunk_of is None else torch.cat(of_cluster)[order],
-        shared=alone,
-    )
-
-
-def replica_of_dataset(dataset: Dataset, *, edge_ids: bool, cluster_of: Tensor | None = None) -> Replica:
-    """Return the replica that every rank of a run would have."""
-    structure = _structure(dataset.edge_index, dataset.num_nodes, edge_ids=edge_ids)
-    train = dataset.train_mask.nonzero().flatten()
-    in_degree = dataset.in_degree.to(dataset.x.dtype)
-    return Replica(dataset.x, dataset.y, in_degree, train, *structure, cluster_of=cluster_of, shared=True)
-
-
-def _structure(
-    edges: Tensor, num_nodes: int, *, edge_ids: bool
-) -> tuple[InEdges, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return `edges`, `loops`, `first_loop`, `edge_ids` and `loop_ids` of a Replica. An edge's id is its place in the
-    order of (destination, source)."""
-    key = (edges[1] * num_nodes + edges[0]).sort().values
-    src, dst = key % num_nodes, key // num_nodes
-    is_loop = src == dst
-    counts = torch.bincount(dst[~is_loop], minlength=num_nodes)
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    loops = torch.bincount(dst[is_loop], minlength=num_nodes)
-    ids = [mask.nonzero().flatten() if edge_ids else None for mask in (~is_loop, is_loop)]
-    return InEdges(indptr, src[~is_loop]), loops, loops.cumsum(0) - loops, ids[0], ids[1]
+    in_degree, train, of_cluster = (torch.cat(parts)[order] for parts in (in_degree, train, of_cluster))
+    cluster_of = None if shard.chunk_of is None else of_cluster
+    return Replica.of(x, y, torch.cat(edges, 1), in_degree, train, cluster_of, edge_ids=edge_ids, shared=alone)

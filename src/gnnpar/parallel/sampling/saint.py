@@ -10,17 +10,20 @@ Specification: docs/strategies/minibatch.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.parallel.sampling.batches import DRAW, ESTIMATE, At, Batches, Hops, Induced, Shared
+from gnnpar.parallel.sampling.batches import DRAW, ESTIMATE, At, Hops, Induced, InducedBatches, Shared
 from gnnpar.parallel.sampling.replica import Replica
-from gnnpar.parallel.sampling.view import Normalize, Subgraph, subgraph_of
+from gnnpar.parallel.sampling.view import Subgraph, subgraph_of
 from gnnpar_kernels import fold_key
+
+if TYPE_CHECKING:
+    from gnnpar.parallel.sampling.strategy import Minibatch
 
 Draw = Literal["node", "edge", "walk"]
 
@@ -105,25 +108,43 @@ def estimated(graph: Replica, sets: NodeSets, draws: int, seed: int) -> Counts:
 
 
 @dataclass(eq=False)
-class SaintBatches(Batches):
-    """Every rank draws its own subgraph in each step. `steps`: of an epoch."""
+class SaintBatches(InducedBatches):
+    """Every rank draws its own subgraph in each step, of about `batch_size` nodes on all ranks together, all edges
+    between them, or of all nodes on every rank. `steps`: of an epoch."""
 
     sets: NodeSets
     counts: Counts
     steps: int
-    hops: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._induced = Induced(self.graph.edges, self.graph.train, self.hops)
+    @staticmethod
+    def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> SaintBatches:
+        num_nodes = len(graph.loops)
+        size = min(config.batch_size or num_nodes, num_nodes)
+        budget = None if config.batch_size is None else max(1, size // shared.ranks)
+        sets, counts = NodeSets(graph, config.saint, budget, config.walk_length), None
+        if comm is None or comm.rank == 0:
+            draws = 1 if budget is None else -(-config.coverage * num_nodes // budget)
+            counts = estimated(graph, sets, draws, shared.seed)
+        counts = counts if comm is None else comm.broadcast(counts)
+        assert counts is not None
+        steps = -(-num_nodes // size)
+        return SaintBatches(graph, shared, sum(hops), sets, counts, steps, drawn_by=f"saint, {config.saint}")
 
-    @property
-    def total(self) -> int:
-        return self.steps * self.shared.ranks * len(self.graph.train)
+    @staticmethod
+    def whole(config: Minibatch) -> bool:
+        return config.batch_size is None
+
+    @staticmethod
+    def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
+        if config.batch_size is not None and config.batch_size < num_ranks:
+            raise ValueError(
+                f"strategy.batch_size={config.batch_size} is less than a node for each of {num_ranks} ranks: set "
+                f"strategy.batch_size={num_ranks} or more"
+            )
 
     @property
     def nbytes(self) -> int:
-        return self.sets.nbytes + self._induced.nbytes + self.counts.nodes.nbytes + self.counts.edges.nbytes
+        return self.sets.nbytes + super().nbytes + self.counts.nodes.nbytes + self.counts.edges.nbytes
 
     def __len__(self) -> int:
         return self.steps
@@ -141,35 +162,3 @@ class SaintBatches(Batches):
         of_edge = self.counts.edges[sample.edges].clamp_min(1).to(dtype)
         sub = subgraph_of(sample, self.graph, "graph", weights=of_node[readers] / of_edge)
         return sub._replace(loss_weight=self.counts.draws / of_node[: sample.ends[0]])
-
-
-@dataclass(frozen=True)
-class Saint:
-    """Draw about `batch_size` nodes, all ranks together (None: all nodes on every rank), and the edges between them."""
-
-    batch_size: int | None
-    by: Draw
-    walk_length: int
-    coverage: int
-
-    def whole(self, normalize: Normalize) -> bool:
-        return self.batch_size is None
-
-    def check(self, num_ranks: int, num_layers: int) -> None:
-        if self.batch_size is not None and self.batch_size < num_ranks:
-            raise ValueError(
-                f"strategy.batch_size={self.batch_size} is less than a node for each of {num_ranks} ranks: set "
-                f"strategy.batch_size={num_ranks} or more"
-            )
-
-    def batches(self, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> tuple[Batches, str]:
-        num_nodes = len(graph.loops)
-        size = min(self.batch_size or num_nodes, num_nodes)
-        budget = None if self.batch_size is None else max(1, size // shared.ranks)
-        sets, counts = NodeSets(graph, self.by, budget, self.walk_length), None
-        if comm is None or comm.rank == 0:
-            draws = 1 if budget is None else -(-self.coverage * num_nodes // budget)
-            counts = estimated(graph, sets, draws, shared.seed)
-        counts = counts if comm is None else comm.broadcast(counts)
-        assert counts is not None
-        return SaintBatches(graph, shared, sets, counts, -(-num_nodes // size), sum(hops)), f"saint, {self.by}"

@@ -32,16 +32,14 @@ from gnnpar.comm import Communicator
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.needs import check_first_layer, refuse_empty_clusters
 from gnnpar.parallel.priced import Problem
-from gnnpar.parallel.sampling.batches import Batches, Hops, Neighbours, Shared
-from gnnpar.parallel.sampling.clusters import Clusters
+from gnnpar.parallel.sampling.batches import Batches, ClusterBatches, Hops, SeedBatches, Shared
 from gnnpar.parallel.sampling.cost import price_of
 from gnnpar.parallel.sampling.engine import MinibatchEngine
 from gnnpar.parallel.sampling.neighbours import Body
 from gnnpar.parallel.sampling.replica import Replica, replica_of
-from gnnpar.parallel.sampling.saint import Draw, Saint
+from gnnpar.parallel.sampling.saint import Draw, SaintBatches
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload
@@ -50,8 +48,14 @@ from gnnpar.placement import Plan, Topology
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
 
-_PAPERS = {"cluster": "1905.07953", "uniform": "2605.22480", "saint": "1907.04931"}
-_SIZES = {"cluster": "clusters_per_batch", "uniform": "clusters_per_batch", "saint": "batch_size"}
+_NEIGHBOURS = (SeedBatches, "1706.02216", "batch_size or strategy.fanout")
+_SAMPLERS: dict[str, tuple[type[Batches], str, str]] = {
+    "cluster": (ClusterBatches, "1905.07953", "clusters_per_batch"),
+    "uniform": (ClusterBatches, "2605.22480", "clusters_per_batch"),
+    "saint": (SaintBatches, "1907.04931", "batch_size"),
+}
+"""Sampler -> its batches, its paper, the settings that need less memory if lower; others draw neighbours."""
+
 _LONGEST_TMPDIR = 75
 """Bytes: Python adds 32 to the names of sockets, which have at most 107."""
 
@@ -87,45 +91,48 @@ class Minibatch:
     def __post_init__(self) -> None:
         if not self.fanout or 0 in self.fanout:
             raise ValueError(f"fanout={list(self.fanout)} must be numbers of neighbours, one a layer, or -1 for all")
-        _ = self.sampling  # raises ValueError for more clusters per batch than exist
+        if self._in_clusters and self.clusters_per_batch > self.clusters:
+            raise ValueError(
+                f"strategy.clusters_per_batch={self.clusters_per_batch} of strategy.clusters={self.clusters}: a batch "
+                "cannot unite more clusters than there are; lower it, or raise strategy.clusters"
+            )
 
     @property
-    def sampling(self) -> Neighbours | Clusters | Saint:
-        """Return the configuration of the chosen sampler."""
-        if self.sampler == "saint":
-            return Saint(self.batch_size, self.saint, self.walk_length, self.coverage)
-        if self.sampler in ("cluster", "uniform"):
-            return Clusters(self.clusters, self.clusters_per_batch, self.sampler == "uniform")
-        return Neighbours(self.fanout, self.batch_size, self.sampler)
+    def _sampling(self) -> type[Batches]:
+        return _SAMPLERS.get(self.sampler, _NEIGHBOURS)[0]
+
+    @property
+    def _in_clusters(self) -> bool:
+        return self._sampling is ClusterBatches
 
     @property
     def papers(self) -> tuple[str, ...]:
-        return (_PAPERS.get(self.sampler, "1706.02216"),)
+        return (_SAMPLERS.get(self.sampler, _NEIGHBOURS)[1],)
 
     @property
     def capabilities(self) -> Capabilities:
-        size = _SIZES.get(self.sampler, "batch_size or strategy.fanout")
+        *_, size = _SAMPLERS.get(self.sampler, _NEIGHBOURS)
         return Capabilities(
             chunks=self.sampler == "cluster",
             cached_first_layer=False,
             by_layers=True,
-            clusters=self.clusters if self.sampler in ("cluster", "uniform") else 1,
+            clusters=self.clusters if self._in_clusters else 1,
             less_memory=lambda _: f"lower strategy.{size}; a rank also holds the whole graph, strategy=sar a part",
         )
 
     @property
     def exactness(self) -> frozenset[Exactness]:
-        return frozenset[Exactness]({"exact" if self.sampling.whole(self.normalize) else "sampled"})
+        return frozenset[Exactness]({"exact" if self._sampling.whole(self) else "sampled"})
 
     def exact_limit(self) -> Minibatch:
         return replace(self, fanout=(-1,), batch_size=None, normalize="graph", clusters=1, clusters_per_batch=1)
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
-        self.sampling.check(num_ranks, num_layers)
+        self._sampling.check(self, num_ranks, num_layers)
 
     def plan(self, workload: Workload, topology: Topology) -> Plan:
         """Return the parts for evaluation; training uses only clusters, as chunks, or nothing."""
-        self.sampling.check(topology.num_ranks, workload.num_layers)
+        self._sampling.check(self, topology.num_ranks, workload.num_layers)
         plan = workload.flat_plan(topology)
         return replace(plan, placement=replace(plan.placement, chunk_of=self.cluster_of(workload)))
 
@@ -156,22 +163,14 @@ class Minibatch:
             )
         hops = _hops(context.model, context.shard)
         graph = replica_of(context.shard, comm, edge_ids=context.model.needs_edge_ids)
-        batches, drawn_by = self.batches(graph, hops, seed=context.seed, rank=comm.rank, ranks=comm.size, comm=comm)
-        return MinibatchEngine(
-            context,
-            graph=graph,
-            batches=batches,
-            hops=hops,
-            drawn_by=drawn_by,
-            num_workers=self.num_workers,
-            exact=exact_view(context),
-        )
+        batches = self.batches(graph, hops, seed=context.seed, rank=comm.rank, ranks=comm.size, comm=comm)
+        return MinibatchEngine(context, graph=graph, batches=batches, hops=hops, num_workers=self.num_workers)
 
     def batches(
         self, graph: Replica, hops: Hops, *, seed: int, rank: int, ranks: int, comm: Communicator | None = None
-    ) -> tuple[Batches, str]:
-        """Return a rank's batches, and the package that draws them, as `Neighbours.batches`."""
-        return self.sampling.batches(graph, hops, Shared(self.normalize, seed, rank, ranks), comm)
+    ) -> Batches:
+        """Return a rank's batches, as `Batches.of`."""
+        return self._sampling.of(self, graph, hops, Shared(self.normalize, seed, rank, ranks), comm)
 
 
 def _hops(model: GNN, shard: Shard) -> list[int]:

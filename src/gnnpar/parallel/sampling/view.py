@@ -77,7 +77,7 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights
     loops, counts = graph.loops[inside], sample.counts
     indptr = torch.cat([counts.new_zeros(1), (loops + counts).cumsum(0)])
     place = torch.arange(len(sample.sources)) + loops.cumsum(0).repeat_interleave(counts)
-    of_loop = ranges(indptr[:-1], loops, int(loops.sum()))
+    of_loop = ranges(indptr[:-1], loops)
     indices = torch.empty(int(indptr[-1]), dtype=torch.int32)
     indices[place] = sample.sources.int()
     indices[of_loop] = torch.arange(len(inside), dtype=torch.int32).repeat_interleave(loops)
@@ -85,7 +85,7 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights
     if graph.edge_ids is not None and graph.loop_ids is not None:
         ids = torch.empty(len(indices), dtype=torch.int64)
         ids[place] = graph.edge_ids[sample.edges]
-        ids[of_loop] = graph.loop_ids[ranges(graph.first_loop[inside], loops, int(loops.sum()))]
+        ids[of_loop] = graph.loop_ids[ranges(graph.first_loop[inside], loops)]
     dtype = graph.in_degree.dtype
     if normalize == "graph":
         in_degree = graph.in_degree[sample.nodes]
@@ -103,11 +103,10 @@ def subgraph_of(sample: Sample, graph: Replica, normalize: Normalize, *, weights
     return Subgraph(sample.nodes, sample.ends, indptr.int(), indices, ids, in_degree, edges_within, of_edge)
 
 
-def ranges(first: Tensor, counts: Tensor, total: int) -> Tensor:
-    """Return first[0], first[0] + 1, ..., `counts[0]` numbers, then `counts[1]` from first[1]; `total` in all."""
-    ends = counts.cumsum(0)
-    before = (ends - counts).repeat_interleave(counts, output_size=total)
-    return first.repeat_interleave(counts, output_size=total) + torch.arange(total, device=counts.device) - before
+def ranges(first: Tensor, counts: Tensor) -> Tensor:
+    """Return first[0], first[0] + 1, ..., `counts[0]` numbers, then `counts[1]` from first[1], and so on."""
+    before = counts.cumsum(0) - counts
+    return (first - before).repeat_interleave(counts) + torch.arange(int(counts.sum()))
 
 
 @dataclass(eq=False)

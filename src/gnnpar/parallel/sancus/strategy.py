@@ -7,7 +7,6 @@ from the paper and the public code: docs/strategies/sancus.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
@@ -15,7 +14,6 @@ from typing import Annotated
 from annotated_types import Ge
 
 from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.codec import Exactness, Identity
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.broadcast import broadcast_engine
@@ -26,7 +24,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.sancus.view import CachedParts, Rule, SkippingGraph, SkippingWhole
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
+from gnnpar.parallel.strategy import Capabilities, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.pricing.price import Traffic
@@ -47,6 +45,8 @@ class Sancus(CodedStrategy, Proposes):
     period: Annotated[int, Ge(1)] | None = 2
     bound: Annotated[float, Ge(0)] | None = None
     prefetch: Annotated[int, Ge(0)] = 1
+    limit = {"period": 1}
+    mode = "broadcast copies"
 
     def __post_init__(self) -> None:
         if self.period is None and self.bound is None:
@@ -64,13 +64,6 @@ class Sancus(CodedStrategy, Proposes):
     @property
     def capabilities(self) -> Capabilities:
         return replace(HALO, whole_neighborhoods=False, row_order=False, crosses_epochs=self.period != 1)
-
-    @property
-    def exactness(self) -> frozenset[Exactness]:
-        return self.codec.exactness if self.period == 1 else self.with_exactness("stale")
-
-    def exact_limit(self) -> Sancus:
-        return replace(self, period=1, bound=None, codec=Identity())
 
     def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
         super().check(num_ranks, num_layers, epochs)
@@ -101,11 +94,11 @@ class Sancus(CodedStrategy, Proposes):
             sent=sent,
         )
 
-    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+    @property
+    def how(self) -> str:
         when = [] if self.period is None else [f"every {self.period} epochs"]
         when += [] if self.bound is None else [f"changes above {self.bound:g}"]
-        how = f"{name_of(self.codec)}, {' and '.join(when)}"
-        return (LayerFacts(mode="broadcast copies", how=how),) * plan.num_layers
+        return f"{name_of(self.codec)}, {' and '.join(when)}"
 
     def build(self, context: BuildContext) -> Engine:
         copies = None if self.period == 1 else CachedParts(context.comm, Rule(self.period, self.bound))

@@ -1,1 +1,0 @@
-"""Schedules of a pipeline as data: generated, lowered, validated, printed and simulated before anything runs."""
