@@ -28,61 +28,58 @@ ONE, CHUNKS = "gnnpipe 2 stages, 1 chunk", "gnnpipe 2 stages, 8 chunks"
 LOOPBACK = "loopback"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
     """`link`: loopback, or Gbit/s of each of two shaped hosts, which one rank has no use for. `threads`: of a rank."""
 
     graph: str
     model: str
     link: str
+    candidates: tuple[str, ...]
     ranks: int = 2
     threads: int = 1
-    candidates: tuple[str, ...]
 
     @property
     def name(self) -> str:
         return f"{self.graph}; {self.model}; {self.ranks} ranks; {self.link}"
 
     @property
+    def jobs(self) -> list[str]:
+        return [f"{self.name}; {label}" for label in self.candidates]
+
+    @property
     def overrides(self) -> list[str]:
-        paced = (
-            []
-            if self.link == LOOPBACK or self.ranks == 1
-            else ["launch=paced", f"launch.rate_gbps={self.link.split()[0]}"]
-        )
+        shaped = self.link != LOOPBACK and self.ranks > 1
+        paced = ["launch=paced", f"launch.rate_gbps={self.link.split()[0]}"] if shaped else []
         here = [f"world_size={self.ranks}", f"threads_per_rank={self.threads}", "seed=0", "topology=measured", *paced]
         return [*GRAPHS[self.graph], *MODELS[self.model], *here]
 
 
-def _cell(graph: str, model: str, link: str, *candidates: str) -> Cell:
-    return Cell(graph=graph, model=model, link=link, candidates=candidates)
-
-
 CELLS = (
-    _cell("sbm 8k", "gcn 3", LOOPBACK, VANILLA, OVERLAP, BF16, EIGHT, SAR, ONE, CHUNKS),
-    _cell("sbm 8k", "gcn 3", "0.3 Gbit/s", VANILLA, OVERLAP, BF16, EIGHT, FOUR, CHUNKS),
-    _cell("sbm 8k", "gcn 3", "0.05 Gbit/s", OVERLAP, BF16, EIGHT, FOUR, TWO, CHUNKS),
-    _cell("sbm 20k", "sage 3", LOOPBACK, VANILLA, OVERLAP, BF16, FOUR, EAGER, CHUNKS),
-    _cell("sbm 20k", "sage 3", "1 Gbit/s", VANILLA, OVERLAP, BF16, FOUR, SAR),
-    _cell("reddit 2 %", "gcn 3 x 128", "0.1 Gbit/s", OVERLAP, BF16, EIGHT, TWO, CHUNKS),
-    _cell("reddit 2 %", "gat 2", LOOPBACK, VANILLA, OVERLAP, BF16, SAR, CHUNKS),
-    _cell("reddit 2 %", "gat 2", "0.3 Gbit/s", OVERLAP, BF16, FOUR, SAR, CHUNKS),
-    _cell("sbm 4k", "resgcn 16", LOOPBACK, OVERLAP, BF16, FOUR, ONE, CHUNKS),
-    _cell("sbm 4k", "resgcn 16", "0.1 Gbit/s", VANILLA, OVERLAP, BF16, FOUR, ONE, CHUNKS),
-    _cell("sbm 4k", "gcnii 12", "0.3 Gbit/s", OVERLAP, BF16, FOUR, ONE, CHUNKS),
+    Cell("sbm 8k", "gcn 3", LOOPBACK, (VANILLA, OVERLAP, BF16, EIGHT, SAR, ONE, CHUNKS)),
+    Cell("sbm 8k", "gcn 3", "0.3 Gbit/s", (VANILLA, OVERLAP, BF16, EIGHT, FOUR, CHUNKS)),
+    Cell("sbm 8k", "gcn 3", "0.05 Gbit/s", (OVERLAP, BF16, EIGHT, FOUR, TWO, CHUNKS)),
+    Cell("sbm 20k", "sage 3", LOOPBACK, (VANILLA, OVERLAP, BF16, FOUR, EAGER, CHUNKS)),
+    Cell("sbm 20k", "sage 3", "1 Gbit/s", (VANILLA, OVERLAP, BF16, FOUR, SAR)),
+    Cell("reddit 2 %", "gcn 3 x 128", "0.1 Gbit/s", (OVERLAP, BF16, EIGHT, TWO, CHUNKS)),
+    Cell("reddit 2 %", "gat 2", LOOPBACK, (VANILLA, OVERLAP, BF16, SAR, CHUNKS)),
+    Cell("reddit 2 %", "gat 2", "0.3 Gbit/s", (OVERLAP, BF16, FOUR, SAR, CHUNKS)),
+    Cell("sbm 4k", "resgcn 16", LOOPBACK, (OVERLAP, BF16, FOUR, ONE, CHUNKS)),
+    Cell("sbm 4k", "resgcn 16", "0.1 Gbit/s", (VANILLA, OVERLAP, BF16, FOUR, ONE, CHUNKS)),
+    Cell("sbm 4k", "gcnii 12", "0.3 Gbit/s", (OVERLAP, BF16, FOUR, ONE, CHUNKS)),
     *(
-        Cell(graph=graph, model=model, link=LOOPBACK, ranks=1, candidates=("single",))
-        for graph, model in (
+        Cell(graph, model, LOOPBACK, ("single",), ranks=1)
+        for graph, model in [
             ("sbm 8k", "gcn 3"),
             ("sbm 20k", "sage 3"),
             ("reddit 2 %", "gat 2"),
             ("sbm 4k", "resgcn 16"),
-        )
+        ]
     ),
 )
 
 SMOKE = (
-    Cell(graph="sbm 4k", model="gcn 3", link=LOOPBACK, candidates=(OVERLAP, CHUNKS)),
-    Cell(graph="sbm 4k", model="gcn 3", link="0.3 Gbit/s", candidates=(OVERLAP, FOUR)),
-    Cell(graph="sbm 4k", model="gcn 3", link=LOOPBACK, ranks=1, candidates=("single",)),
+    Cell("sbm 4k", "gcn 3", LOOPBACK, (OVERLAP, CHUNKS)),
+    Cell("sbm 4k", "gcn 3", "0.3 Gbit/s", (OVERLAP, FOUR)),
+    Cell("sbm 4k", "gcn 3", LOOPBACK, ("single",), ranks=1),
 )

@@ -1,35 +1,19 @@
 """PyG's own model classes, unchanged, under strategies of gnnpar, beside a plain training loop of PyG.
 
-    python experiments/pyg_models/run.py                       # results.jsonl
-    python experiments/pyg_models/run.py --models GCN --stage losses
-    python experiments/pyg_models/run.py --smoke               # two minutes: does it run? writes smoke.jsonl
-    python experiments/pyg_models/report.py                    # tables
-
-One process; ranks are threads. A run that was stopped goes on with the first cell that is not there.
+One process; ranks are threads.
 """
 
-import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self  # of JSON
 
+import records
 import torch
 import torch.nn.functional as F
-from torch_geometric.data import Data
-from torch_geometric.nn import models
-from torch_geometric.transforms import NormalizeFeatures
-from torch_geometric.utils import degree
-
-HERE = Path(__file__).parent
-SHARED = HERE.parents[2] / "shared" / "data"
-sys.path.insert(0, str(HERE.parent))
-
-import records
-from cells import (
+from pyg_models.cells import (
     BY_MASKS,
     CONTROL,
     DEGREES,
@@ -47,6 +31,10 @@ from cells import (
     WEIGHT_DECAY,
     Spec,
 )
+from records import Files
+from torch_geometric.data import Data
+from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.utils import degree
 
 import gnnpar
 from gnnpar.data.pyg import as_pyg
@@ -54,15 +42,16 @@ from gnnpar.models.initial import construct
 from gnnpar.models.pyg.dropout import keyed_dropout
 from gnnpar.parallel.local import LocalRows, Pass
 
+DATA = Path(os.environ["GNNPAR_DATA"]).resolve()
 Key = tuple[str, str, str, int]
 FEW = 40  # epochs below which AdaQP chooses bits more often
 STAGES = ("losses", "accuracy", "paired", "more")
 KEPT = ("strategy", "world_size", "seed", "epochs", "metric", "bytes_per_epoch", "hardware", "versions", "commit")
 
 
-def cora(data_dir: Path) -> Data:
+def cora() -> Data:
     """As PyG reads it, its raw files as arrays, rows normalised."""
-    return NormalizeFeatures()(as_pyg("cora", data_dir))
+    return NormalizeFeatures()(as_pyg("cora", DATA))
 
 
 def narrowed(data: Data, width: int) -> Data:
@@ -101,7 +90,7 @@ def plain(
         kwargs["deg"] = torch.bincount(degree(edge_index[1], data.num_nodes).long())
     classes = int(y.max()) + 1
     net = construct(
-        lambda: getattr(models, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
+        lambda: getattr(classes, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
     ).to(dtype)
     torch.manual_seed(seed)
     optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=WEIGHT_DECAY)
@@ -139,7 +128,7 @@ def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: ob
     return {"losses": losses, "test": result["metric"]["test_at_best_val"], "result": result}
 
 
-def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: Path, epochs: int) -> dict[str, Any]:
+def cell(stage: str, name: str, variant: str, seed: int, data: Data, epochs: int) -> dict[str, Any]:
     """losses: all features, fp64, no dropout. accuracy, paired, more: fp32, dropout, some models on fewer features."""
     spec: Spec = SPECS[name]
     exact = stage == "losses"
@@ -149,41 +138,10 @@ def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: P
         dtype = torch.float64 if exact else torch.float32
         return plain(name, shown, seed, epochs=epochs, dtype=dtype, dropout=dropout, paired=variant == PAIRED)
     given: dict[str, Any] = {"model.kwargs": {**spec.kwargs, "dropout": dropout}, "epochs": epochs}
-    given |= {"precision": "fp64" if exact else "fp32", "data_dir": data_dir}
+    given |= {"precision": "fp64" if exact else "fp32", "data_dir": DATA}
     if variant == "adaqp" and epochs < FEW:
         given |= SHORT
     return ours(name, variant, None if shown is data else shown, seed, **given)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="one seed, ten epochs")
-    parser.add_argument("--stage", nargs="+", default=list(STAGES), choices=STAGES)
-    parser.add_argument("--models", nargs="+", default=list(SPECS), choices=list(SPECS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    data_dir = options.data_dir.resolve()
-    data, out = cora(data_dir), HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    done = {key_of(row): row for row in records.read(out)}
-    refused = {key[1:3] for key, row in done.items() if "refused" in row}
-    seeds = 1 if options.smoke else options.seeds
-    options.stage = [stage for stage in options.stage if not (options.smoke and stage == "more")]
-    cells = [cell for stage in options.stage for cell in cells_of(stage, options.models, seeds)]
-    for key in [key for key in cells if key not in done]:
-        stage, name, variant, seed = key
-        if (name, variant) in refused:
-            continue
-        spec = SPECS[name]
-        epochs = spec.steps if stage == "losses" else 10 if options.smoke else spec.epochs
-        row = cell(stage, name, variant, seed, data, data_dir, epochs)
-        if stage != "losses" and "losses" in row:
-            row["losses"] = [round(loss, 6) for loss in row["losses"]]
-        if "refused" in row:
-            refused.add((name, variant))
-        records.append(out, [{"stage": stage, "model": name, "variant": variant, "seed": seed, **row}])
-        print(f"{' '.join(map(str, key))}: {row.get('refused') or row['test']}", flush=True)
 
 
 def cells_of(stage: str, names: Sequence[str], seeds: int) -> list[Key]:
@@ -205,5 +163,24 @@ def key_of(row: Mapping[str, Any]) -> Key:
     return row["stage"], row["model"], row["variant"], row["seed"]
 
 
-if __name__ == "__main__":
-    main()
+def run(files: Files, *, stage: tuple = STAGES, models: tuple = tuple(SPECS), seeds: int = 5) -> None:
+    """Run cells that are not in the file; in a rehearsal with one seed and ten epochs."""
+    torch.set_num_threads(1)
+    data = cora()
+    done = {key_of(row): row for row in files.read()}
+    refused = {key[1:3] for key, row in done.items() if "refused" in row}
+    seeds = 1 if files.smoke else seeds
+    stages = [each for each in stage if not (files.smoke and each == "more")]
+    for key in [key for each in stages for key in cells_of(each, models, seeds) if key not in done]:
+        stage, name, variant, seed = key
+        if (name, variant) in refused:
+            continue
+        spec = SPECS[name]
+        epochs = spec.steps if stage == "losses" else 10 if files.smoke else spec.epochs
+        row = cell(stage, name, variant, seed, data, epochs)
+        if stage != "losses" and "losses" in row:
+            row["losses"] = [round(loss, 6) for loss in row["losses"]]
+        if "refused" in row:
+            refused.add((name, variant))
+        records.append(files(), [{"stage": stage, "model": name, "variant": variant, "seed": seed, **row}])
+        print(f"{' '.join(map(str, key))}: {row.get('refused') or row['test']}", flush=True)
