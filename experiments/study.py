@@ -49,7 +49,7 @@ ROOT = HERE.parent
 SMOKE = ["epochs=8", "eval_every=8"]
 RAW = {"cora": "Cora", "citeseer": "CiteSeer", "computers": "Computers", "cs": "CS", "squirrel": "Squirrel"}
 RAW |= {"physics": "Physics", "tolokers": "tolokers", "debian": "debian"}  # dataset -> its folder of raw files
-LINES = ("*.jsonl", "*.xz", "*.csv", "*.svg", "*.npz", "*.part", "rates.json", "__pycache__", "smoke*")
+LINES = ("*.jsonl", "*.xz", "*.csv", "*.svg", "*.npz", "*.part", "*.json", "__pycache__", "smoke*")
 trial = functools.cache(trial)  # whether links can be shaped here
 
 
@@ -292,6 +292,8 @@ def copied(out: Path) -> Path:
         if not (HERE / program.relative_to(folder)).exists():  # of an earlier version
             program.unlink()
     shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns(*LINES), dirs_exist_ok=True)
+    if not (tests := out / "tests").is_symlink():  # modules of two studies are there
+        tests.symlink_to(ROOT / "tests", target_is_directory=True)
     return folder
 
 

@@ -158,7 +158,7 @@ def as_html(said: str) -> str:
 
 
 def report(files: Files, *, quick: bool = False, page: str = "") -> None:
-    """Print the tables and draw the figures. quick: of the rehearsal. page: folder for report.html and table.md, too."""
+    """Print the tables and draw the figures. quick: of the rehearsal. page: folder of report.html and table.md."""
     read = {name: files.read(name) for name in (QUICK if quick else STUDIES)}
     found = {name: in_order(name, rows) for name, rows in read.items() if rows}
     if not found:

@@ -7,10 +7,11 @@ own, so that what the machine does meanwhile meets all of them.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any  # of JSON
 
 from blocks import run as run_blocks
-from planner_accuracy.cells import BF16, CHUNKS, FOUR, GRAPHS, LOOPBACK, MODELS, ONE, OVERLAP, SAR, Cell
+from planner_accuracy.cells import CELLS, cells
 from planner_accuracy.pairs import Pair, read
 from planner_accuracy.plans import WARMUP, launches
 from planner_choice.choices import RULES, Rule, always
@@ -20,33 +21,16 @@ import graphs
 
 ALL_THREADS = 2
 FEW, MANY, FAST = 8, 24, 0.12  # timed epochs; many where one is predicted to take less than so many seconds
-EXACT = (OVERLAP, SAR, ONE, "feature", "cagnet")
-LOSSY = (BF16, FOUR, "pipegcn", "digest, every 2 epochs", "sancus, every 2 epochs")
-SAMPLED = ("bns", "cofree")
-FLAT = (*EXACT, *LOSSY, *SAMPLED)
-STEPS = "minibatch"  # an epoch of many steps: on the smallest graph alone
-
-GRAPHS["debian"] = ("dataset=npz", f"dataset.path={graphs.UNTYPED}")
-MODELS["sage 2"] = ("model=sage", "model.num_layers=2", "model.hidden=64")
-
-CELLS = (
-    Cell("sbm 8k", "gcn 3", LOOPBACK, (*FLAT, STEPS)),
-    Cell("sbm 8k", "gcn 3", "0.3 Gbit/s", (*FLAT, STEPS)),
-    Cell("sbm 20k", "sage 3", LOOPBACK, FLAT),
-    Cell("sbm 20k", "sage 3", "1 Gbit/s", FLAT),
-    Cell("debian", "sage 2", LOOPBACK, FLAT),
-    Cell("sbm 4k", "resgcn 16", LOOPBACK, (*FLAT, CHUNKS)),
-    Cell("sbm 4k", "resgcn 16", "0.1 Gbit/s", (*FLAT, CHUNKS)),
-)
-SMOKE = (Cell("sbm 4k", "gcn 3", LOOPBACK, (OVERLAP, "pipegcn", "bns")),)
+ONE = "gnnpipe 2 stages, 1 chunk"
 
 
 def measure(files: Files, *, count: int) -> None:
     """Launch two ranks of one thread and one rank of all threads in each cell, in `count` blocks."""
-    cells = [cell for cell in (SMOKE if files.smoke else CELLS) if cell.graph != "debian" or graphs.untyped_debian()]
-    alone = [replace(cell, ranks=1, threads=ALL_THREADS, candidates=("single",)) for cell in cells]
-    jobs = launches(files("pool_predictions"), [*cells, *alone], epochs_of)
-    pairs = [{**two, **one} for two, one in zip(jobs[: len(cells)], jobs[len(cells) :], strict=True)]
+    known = cells("smoke" if files.smoke else "cells", CELLS, Path(__file__).with_name("cells.yaml"))
+    some = [cell for cell in known if cell.graph != "debian" or graphs.untyped_debian()]
+    alone = [replace(cell, ranks=1, threads=ALL_THREADS, candidates=("single",)) for cell in some]
+    jobs = launches(files("pool_predictions"), [*some, *alone], epochs_of)
+    pairs = [{**two, **one} for two, one in zip(jobs[: len(some)], jobs[len(some) :], strict=True)]
     for block in range(count):
         for pair in random.Random(block).sample(pairs, len(pairs)):
             run_blocks(pair, blocks=[block], out=files("pool"))

@@ -14,7 +14,7 @@ from typing import Any  # of JSON
 HERE = Path(__file__).parent
 
 import reports
-from pyg_models.cells import BY_MASKS, LOSSES_ALONE, OWN, PAIRED, SPECS, STRATEGIES
+from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD
 from records import Files
 
 from gnnpar.report.statistics import FEWEST_SEEDS, mean
@@ -30,7 +30,7 @@ def report(files: Files) -> None:
     reports.show("losses: strategy x model", losses_table(of_stage(rows, "losses")))
     five, paired = of_stage(rows, "accuracy"), of_stage(rows, "paired")
     refused = {(row["model"], row["variant"]) for row in rows if "refused" in row}
-    own, masked = {name: five[name, OWN] for name in SPECS}, {name: paired[name, PAIRED] for name in BY_MASKS}
+    own, masked = {name: five[name, OWN] for name in SPECS}, {name: paired[name, PAIRED] for name in TOLD["paired"]}
     reports.show("accuracy: strategy x model, points over PyG's loop", matrix(five, own, refused))
     reports.show("accuracy: strategy x model, points over PyG's loop with our masks", matrix(five, masked, refused))
     reports.show("accuracy: the same masks", paired_table(five, paired))
@@ -74,7 +74,7 @@ def loss_cell(cells: Cells, name: str, strategy: str) -> str:
 def matrix(cells: Cells, own: Mapping[str, Mapping[int, Row]], refused: Collection[tuple[str, str]]) -> str:
     """Mean difference of accuracy, and what a seed differs by at most."""
     lines = []
-    for strategy in (name for name in STRATEGIES if name not in LOSSES_ALONE):
+    for strategy in (name for name in STRATEGIES if name not in TOLD["losses_alone"]):
         shown = [
             "refused" if (name, strategy) in refused else gap_cell(cells.get((name, strategy), {}), runs)
             for name, runs in own.items()

@@ -13,24 +13,7 @@ from typing import Any, Self  # of JSON
 import records
 import torch
 import torch.nn.functional as F
-from pyg_models.cells import (
-    BY_MASKS,
-    CONTROL,
-    DEGREES,
-    EVALUATED,
-    GIVEN,
-    LOSSES_ALONE,
-    MODULE,
-    MORE,
-    MORE_SEEDS,
-    OWN,
-    PAIRED,
-    SHORT,
-    SPECS,
-    STRATEGIES,
-    WEIGHT_DECAY,
-    Spec,
-)
+from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD, Spec
 from records import Files
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures
@@ -86,14 +69,14 @@ def plain(
     spec = SPECS[name]
     x, edge_index, y = data.x.to(dtype), data.edge_index, data.y
     kwargs = dict(spec.kwargs)
-    if name in DEGREES:
+    if name in TOLD["degrees"]:
         kwargs["deg"] = torch.bincount(degree(edge_index[1], data.num_nodes).long())
     classes = int(y.max()) + 1
     net = construct(
         lambda: getattr(classes, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
     ).to(dtype)
     torch.manual_seed(seed)
-    optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=TOLD["given"]["optim.weight_decay"])
     losses, best = [], (-1.0, 0.0)
     for epoch in range(epochs):
         net.train()
@@ -104,7 +87,7 @@ def plain(
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-        if (epoch + 1) % EVALUATED == 0 or epoch + 1 == epochs:
+        if (epoch + 1) % TOLD["given"]["eval_every"] == 0 or epoch + 1 == epochs:
             net.eval()
             with torch.no_grad():
                 right = (net(x, edge_index).argmax(1) == y).double()
@@ -116,8 +99,13 @@ def plain(
 def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: object) -> dict[str, Any]:
     """`gnnpar train model=pyg`; `refused` is the line where the strategy does not carry the model."""
     spec = SPECS[name]
-    given: dict[str, Any] = {"strategy": strategy, "model.target": f"{MODULE}.{name}", "seed": seed, **GIVEN}
-    given |= {"dataset.self_loops": spec.loops, "optim.lr": spec.lr, **overrides, **STRATEGIES[strategy]}
+    given: dict[str, Any] = {"strategy": strategy, "model.target": f"torch_geometric.nn.models.{name}", "seed": seed}
+    given |= TOLD["given"] | {
+        "dataset.self_loops": spec.loops,
+        "optim.lr": spec.lr,
+        **overrides,
+        **STRATEGIES[strategy],
+    }
     with tempfile.TemporaryDirectory() as folder:
         try:
             run = gnnpar.train("pyg", "cora" if data is None else data, folder=folder, **given)
@@ -140,22 +128,22 @@ def cell(stage: str, name: str, variant: str, seed: int, data: Data, epochs: int
     given: dict[str, Any] = {"model.kwargs": {**spec.kwargs, "dropout": dropout}, "epochs": epochs}
     given |= {"precision": "fp64" if exact else "fp32", "data_dir": DATA}
     if variant == "adaqp" and epochs < FEW:
-        given |= SHORT
+        given |= TOLD["short"]
     return ours(name, variant, None if shown is data else shown, seed, **given)
 
 
 def cells_of(stage: str, names: Sequence[str], seeds: int) -> list[Key]:
     """(stage, model, variant, seed), in the order in which they run."""
     if stage == "more":
-        asked, variants = range(seeds, MORE_SEEDS), (OWN, "single")
-        names = [name for name in MORE if name in names]
+        asked, variants = range(seeds, 20), (OWN, "single")
+        names = [name for name in TOLD["more"] if name in names]
     elif stage == "paired":
         asked, variants = range(seeds), (PAIRED,)
-        names = [name for name in names if name in BY_MASKS]
+        names = [name for name in names if name in TOLD["paired"]]
     elif stage == "losses":
-        asked, variants = range(1), (OWN, *(name for name in STRATEGIES if name != CONTROL))
+        asked, variants = range(1), (OWN, *(name for name in STRATEGIES if name != "control"))
     else:
-        asked, variants = range(seeds), (OWN, *(name for name in STRATEGIES if name not in LOSSES_ALONE))
+        asked, variants = range(seeds), (OWN, *(name for name in STRATEGIES if name not in TOLD["losses_alone"]))
     return [(stage, name, variant, seed) for name in names for seed in asked for variant in variants]
 
 
