@@ -10,13 +10,13 @@ of a file, byte for byte the same lines, and removes the plain file. The plain f
 lines: appending to packed ones unpacks them first, so that a study goes on where it was.
 """
 
-import argparse
 import itertools
 import json
 import lzma
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,14 +137,11 @@ def _write_scratch(file: Path, content: bytes) -> Path:
     return scratch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=["pack"])
-    parser.add_argument("files", nargs="*", type=Path, help="default: all plain files but those of rehearsals")
-    files = parser.parse_args().files or [
-        file for file in sorted(HERE.glob("*/*.jsonl")) if not file.name.startswith(("smoke", "quick"))
-    ]
-    for file in files:
+def main(words: Sequence[str]) -> None:
+    if words[:1] != ["pack"]:
+        raise SystemExit(__doc__)
+    plain = [file for file in sorted(HERE.glob("*/*.jsonl")) if not file.name.startswith(("smoke_", "quick_"))]
+    for file in map(Path, words[1:]) if words[1:] else plain:
         if not file.exists():
             raise SystemExit(f"there is no {file}: nothing was appended since it was packed")
         pack(file)
@@ -152,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

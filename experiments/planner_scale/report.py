@@ -9,6 +9,7 @@ from typing import Any
 HERE = Path(__file__).parent
 
 import reports
+from planner_scale.run import AXES
 from records import Files
 
 PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
@@ -21,7 +22,6 @@ TITLES = {
     "rate": "32 layers, 10^7 nodes",
     "depth and rate": "64 ranks, 10^7 nodes",
 }
-AXES = {"nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"), "depth and rate": ("rate", "layers")}
 LABELS = {"ranks": "ranks", "layers": "layers", "nodes": "nodes", "rate": "Gbit/s a host"}
 Row = dict[str, Any]
 

@@ -41,16 +41,7 @@ PANELS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {  
     "rate": (RANKS, RATES, {"layers": 32, "nodes": 1e7}),
     "depth and rate": (RATES, DEPTHS, {"ranks": 64, "nodes": 1e7}),
 }
-AXES = {
-    "depth": ("ranks", "layers"),
-    "nodes": ("ranks", "nodes"),
-    "rate": ("ranks", "rate"),
-    "depth and rate": ("rate", "layers"),
-}
-
-
-def axes(panel: str) -> tuple[str, str]:
-    return AXES[panel.partition(",")[0]]
+AXES = {"nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"), "depth and rate": ("rate", "layers")}  # (ranks, layers)
 
 
 @cache
@@ -100,7 +91,7 @@ def run(files: Files) -> None:
         if files.smoke:
             xs, ys = (xs[0], xs[-1]), (ys[0], ys[2])
         for x, y in itertools.product(xs, ys):
-            given = {**fixed, axes(panel)[0]: x, axes(panel)[1]: y}
+            given = fixed | dict(zip(AXES.get(panel, ("ranks", "layers")), (x, y), strict=True))
             key = tuple(sorted(given.items()))
             if key not in seen:
                 seen[key] = point(given["layers"], given["nodes"], given["ranks"], given["rate"])
