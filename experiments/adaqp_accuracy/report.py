@@ -100,11 +100,8 @@ def shaped(row: Row) -> Row:
         for point, nbytes in zip(row["curve"], halo, strict=True)
     ]
     about = {"dataset": dataset, "model": model, "ranks": int(ranks), "codec": codec, "seed": result["seed"]}
-    about |= {
-        "processor": result["hardware"].partition(",")[0],
-        "cores": result["cores"],
-        "torch": result["versions"]["torch"],
-    }
+    about |= {"processor": result["hardware"].partition(",")[0], "cores": result["cores"]}
+    about |= {"torch": result["versions"]["torch"]}
     about |= {"session": str(result["commit"]), "epochs": epochs, "curve": curve, "probes": row["probes"]}
     best = {"best_val": metric["best_val"], "test": metric["test_at_best_val"]}
     return about | best | {"halo_bytes": (sent["total"] - sent["reduce"]) * epochs}

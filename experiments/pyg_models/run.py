@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD, Spec
 from records import Files
 from torch_geometric.data import Data
+from torch_geometric.nn import models as zoo
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import degree
 
@@ -73,7 +74,7 @@ def plain(
         kwargs["deg"] = torch.bincount(degree(edge_index[1], data.num_nodes).long())
     classes = int(y.max()) + 1
     net = construct(
-        lambda: getattr(classes, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
+        lambda: getattr(zoo, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
     ).to(dtype)
     torch.manual_seed(seed)
     optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=TOLD["given"]["optim.weight_decay"])
@@ -100,12 +101,8 @@ def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: ob
     """`gnnpar train model=pyg`; `refused` is the line where the strategy does not carry the model."""
     spec = SPECS[name]
     given: dict[str, Any] = {"strategy": strategy, "model.target": f"torch_geometric.nn.models.{name}", "seed": seed}
-    given |= TOLD["given"] | {
-        "dataset.self_loops": spec.loops,
-        "optim.lr": spec.lr,
-        **overrides,
-        **STRATEGIES[strategy],
-    }
+    given |= TOLD["given"] | {"dataset.self_loops": spec.loops, "optim.lr": spec.lr}
+    given |= {**overrides, **STRATEGIES[strategy]}
     with tempfile.TemporaryDirectory() as folder:
         try:
             run = gnnpar.train("pyg", "cora" if data is None else data, folder=folder, **given)
