@@ -42,7 +42,8 @@ def test_a_go_measures_continues_and_begins_anew(
     monkeypatch.chdir(tmp_path)  # without data/debian
     cells = ["gcn | 1 thread", "gcn | rmat"]
     monkeypatch.setattr(bench, "OUT", tmp_path / "new")
-    out, go = tmp_path / "new" / "results.jsonl", partial(bench.run, bench.Files(FOLDER), cells=(*cells, "gat | debian"))
+    out = tmp_path / "new" / "results.jsonl"
+    go = partial(bench.run, bench.Files(FOLDER), cells=(*cells, "gat | debian"))
     with pytest.raises(KeyboardInterrupt):
         go()
     go()

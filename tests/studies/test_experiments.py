@@ -56,7 +56,7 @@ def assert_same_drawing(drawn: Path, kept: Path) -> None:
 @pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: folder.name)
 def test_the_report_says_what_the_readme_shows(check: ModuleType, folder: Path, tmp_path: Path) -> None:
     """Its tables stand in README.md or in a page beside it, and its figure is the one that lies there."""
-    report = check.report_of(folder.name, figure := tmp_path / "figure.svg")
+    report = check.report_of(folder.name, tmp_path / "figure.svg")
     assert check.tables_of(report)
     assert check.misplaced(folder.name, report) == []
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in folder.glob("*.svg")}
