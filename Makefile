@@ -12,6 +12,7 @@ DEMO := outputs/demo
 DEMO_JOB := model=gcn dataset=sbm world_size=2 epochs=50 fidelity_every=25
 
 COMPARE := outputs/compare$(if $(QUICK),-quick)$(if $(STUDIES),-some)
+REHEARSED := quick_speed quick_paced quick_accuracy quick_deep quick_cora
 
 .PHONY: bench-peers dist demo compare studies test test-documents test-studies test-faults test-kernels test-all test-gpu-versions kills lint bench sparse docs clean
 .DEFAULT_GOAL := help
@@ -22,7 +23,7 @@ help:
 	@echo "make compare        every study that the decision table of experiments/README.md rests on, tables and figures in outputs/compare;"
 	@echo "                    11.5 hours, the last 5.5 of a quiet machine; goes on where it was stopped"
 	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': these of compare_all alone)"
-	@echo "make studies        all other studies, in outputs/studies, likewise; experiments/all_studies.py rest --list says how long each takes"
+	@echo "make studies        all other studies, in outputs/studies, likewise; experiments/study.py all rest --list says how long each takes"
 	@echo "make test           the test suite, some cases of long tests, nine minutes; no network, no GPU, no data"
 	@echo "make test-kernels   the kernels, a package of its own: specification, CPU and Triton bodies, the latter interpreted"
 	@echo "make test-documents README, tutorials, examples and site hold what they say; the wheel trains"
@@ -74,15 +75,15 @@ endif
 # from nothing: what outputs/compare holds is not run again
 compare: $(STAMP)
 ifeq ($(QUICK)$(STUDIES),)
-	$(BIN)/python experiments/all_studies.py compare --out $(COMPARE)
+	$(BIN)/python experiments/study.py all compare --out $(COMPARE)
 else
-	$(BIN)/python experiments/compare_all/run.py $(STUDIES) $(if $(QUICK),--quick) --out $(COMPARE) || failed=$$?; \
-	  $(BIN)/python experiments/compare_all/report.py $(if $(QUICK),--quick) --folder $(COMPARE) --page $(COMPARE) && \
+	$(BIN)/python experiments/study.py run compare_all --folder $(COMPARE) $(if $(QUICK),$(REHEARSED),$(STUDIES)) || failed=$$?; \
+	  $(BIN)/python experiments/study.py report compare_all $(if $(QUICK),--quick) --folder $(COMPARE) --page $(COMPARE) && \
 	  exit $${failed:-0}
 endif
 
 studies: $(STAMP)
-	$(BIN)/python experiments/all_studies.py rest --out outputs/studies
+	$(BIN)/python experiments/study.py all rest --out outputs/studies
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not gpu and not fault" --durations=10 --ignore tests/documents --ignore tests/studies \
@@ -118,7 +119,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python kernels/bench/run.py $(if $(shell command -v nvidia-smi),--device cuda)
-	$(BIN)/python experiments/epoch_speed/run.py
+	$(BIN)/python experiments/study.py run epoch_speed && $(BIN)/python experiments/study.py report epoch_speed
 
 # DGL 1.1.3 is the last one whose wheel loads beside torch 2.13; `sar` on PyPI is another program
 bench-peers: $(STAMP)
@@ -126,8 +127,8 @@ bench-peers: $(STAMP)
 	.venv-dgl/bin/python -m pip install --quiet "$(TORCH)" numpy scipy packaging "setuptools<81" pydantic pyyaml pandas ifaddr "dgl==1.1.3" \
 	  || echo "DGL 1.1.3 cannot be installed here"
 	$(if $(SAR),.venv-dgl/bin/python -m pip install --quiet --no-deps "$(SAR)" || echo "SAR cannot be installed from $(SAR)")
-	$(BIN)/python experiments/bench_peers/run.py --dgl .venv-dgl/bin/python $(if $(ISPLIB),--isplib "$(ISPLIB)")
-	$(BIN)/python experiments/bench_peers/report.py outputs/bench_peers/results.jsonl
+	$(BIN)/python experiments/study.py run bench_peers --dgl .venv-dgl/bin/python $(if $(ISPLIB),--isplib "$(ISPLIB)")
+	$(BIN)/python experiments/study.py report bench_peers --folder outputs/bench_peers
 
 sparse: $(STAMP)
 	$(BIN)/python -m pip install --no-build-isolation "torch_scatter>=2.1.2" "torch_sparse>=0.6.18"

@@ -20,6 +20,7 @@ import records
 from gnnpar.comm.world import num_cores
 
 CURVE = ("epoch", "loss/train", "metric/val", "metric/test", "time/train_seconds", "comm/total_bytes_so_far")
+SAMPLED, PROBED = ("sample/steps", "sample/edges"), ("epoch", "fidelity/relative_error", "fidelity/layers")
 GNNPAR = (sys.executable, "-P", "-m", "gnnpar")  # which imports nothing of the folder that it is called in
 Jobs = Mapping[str, Sequence[str]]
 """Name -> overrides of `gnnpar train`, and variables of its environment, as a shell has them: NAME=value."""
@@ -157,10 +158,18 @@ def call(arguments: Sequence[str], *, failures: bool = False) -> None:
 def collected(folder: Path) -> dict[str, Any]:
     """What a line of the study keeps of a run folder."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    metrics = folder / "metrics.jsonl"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    rows = [row for row in map(json.loads, lines) if "metric/val" in row]
-    return {"result": result, "curve": [{key: row.get(key) for key in CURVE} for row in rows]}
+    metrics, plan = folder / "metrics.jsonl", folder / "plan.json"
+    rows = list(map(json.loads, metrics.read_text(encoding="utf-8").splitlines())) if metrics.exists() else []
+    curve = [{key: row.get(key) for key in CURVE} for row in rows if "metric/val" in row]
+    told: dict[str, Any] = {"result": result, "curve": curve}
+    if probes := [{key: row[key] for key in PROBED} for row in rows if PROBED[1] in row]:
+        told["probes"] = probes
+    if rows and SAMPLED[0] in rows[0]:
+        told["sampled"] = {key: rows[0][key] for key in SAMPLED}
+    if plan.exists():
+        found = json.loads(plan.read_text(encoding="utf-8"))["statistics"]
+        told["graph"] = {key: sum(found[key]) for key in ("nodes", "edges")} | {"alpha": found["alpha"]}
+    return told
 
 
 def unpack(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:

@@ -11,13 +11,10 @@ and writes tables, figures, quoted numbers (in the texts and in quoted.toml) and
 are not read: their conclusions, places and dates, and all that is printed, are left to the author.
 """
 
-import argparse
 import io
 import random
 import re
-import runpy
 import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -26,20 +23,18 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple  # Any: of JSON and TOML
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-import all_studies
 import records
+import study
 
+HERE = Path(__file__).parent
 EXPECTED, QUOTED = "expected.toml", "quoted.toml"
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 BRACES = re.compile(r"\{([^{}]*)\}")
 PLACE = re.compile(r"(<!-- table (\d+) -->\n\n)((?:\|.*\n?)*)")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 HEAD = ("study", "lines", "machine", "torch", "measured", "commits", "lines of changed trees")
-BESIDE = ("rates.json", "*.csv", "*.chosen.json")  # files that a study keeps beside its lines
-REHEARSED = ("smoke", "quick")
+BESIDE = ("*.json", "*.csv")  # files that a study keeps beside its lines
+REHEARSED = ("smoke_", "quick_")
 Cell = Mapping[str, Any]  # of expected.toml and quoted.toml
 Line = tuple[str, dict[str, str]]  # the heading above its table, and heading of a column -> cell
 
@@ -47,24 +42,11 @@ Line = tuple[str, dict[str, str]]  # the heading above its table, and heading of
 # tables
 
 
-def report_of(study: str, figure: Path | None = None) -> str:
-    """Return the report of a study from its raw lines, and draw its figure into a file, by default none that stays.
-
-    In this process, which imports torch and matplotlib once for all reports; two studies may have modules of one name.
-    """
-    loaded, path, arguments, text = set(sys.modules), list(sys.path), sys.argv, io.StringIO()
+def report_of(name: str, figure: Path | None = None) -> str:
+    """Return the report of a study from its raw lines, and draw its figure into a file, by default none that stays."""
+    text = io.StringIO()
     with tempfile.TemporaryDirectory() as scratch, redirect_stdout(text):
-        drawn = figure or Path(scratch) / "figure.svg"
-        draws = ["--figure", str(drawn)] if (HERE / study / "figure.svg").exists() else []
-        sys.argv = [*all_studies.command(HERE / study, "report")[1:], *draws]
-        sys.path.insert(0, str(HERE / study))  # as Python does for a script
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        finally:
-            sys.argv, sys.path[:] = arguments, path
-            for name in set(sys.modules) - loaded:
-                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(HERE)):
-                    del sys.modules[name]
+        study.call("report", name, ["--figure", str(figure or Path(scratch) / "figure.svg")])
     if plots := sys.modules.get("matplotlib.pyplot"):
         plots.close("all")
         plots.rcdefaults()
@@ -243,9 +225,8 @@ def where_and_when() -> str:
 def ended(experiments: Path) -> list[str]:
     """Return the folders of a copy in which all that one list of studies runs there has ended."""
     found: set[str] = set()
-    for studies in all_studies.LISTS.values():
-        folders = {study.where for study in studies}
-        found |= folders - {study.where for study in studies if not study.ended(experiments).exists()}
+    for listed in study.lists().values():
+        found |= {each.folder for each in listed} - {e.folder for e in listed if not e.ended(experiments).exists()}
     return sorted(found)
 
 
@@ -286,17 +267,15 @@ def requote(reports: Mapping[str, str]) -> list[str]:
     return lost
 
 
-def renew(experiments: Path, studies: Sequence[str]) -> list[str]:
+def renew(experiments: Path, names: Sequence[str]) -> list[str]:
     """Take lines of a copy and write the pages anew. Return a line for each table and number without a place."""
     where, reports, lost = where_and_when(), {}, []
-    for study in studies:
-        take(study, experiments / study)
-        reports[study] = report_of(study, HERE / study / "figure.svg")
-        for page, text in pages_of(study).items():
-            page.write_text(placed(text, tables_of(reports[study])), encoding="utf-8")
-        lost += misplaced(study, reports[study])
-    if (HERE / "figure.svg").exists():
-        subprocess.run([sys.executable, str(HERE / "overview.py")], check=True)
+    for name in names:
+        take(name, experiments / name)
+        reports[name] = report_of(name, HERE / name / "figure.svg")
+        for page, text in pages_of(name).items():
+            page.write_text(placed(text, tables_of(reports[name])), encoding="utf-8")
+        lost += misplaced(name, reports[name])
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace(where, where_and_when()), encoding="utf-8")
@@ -307,63 +286,78 @@ def drawn(count: int, seed: int) -> Iterator[tuple[bool, str]]:
     """Return for each of some quoted numbers whether it is its cell, and a line that says so."""
     every = quoted()
     chosen = random.Random(seed).sample(every, min(count, len(every)))
-    for study in sorted({quote.cell["study"] for quote in chosen}):
-        lines = lines_of(report_of(study))
-        for quote in (quote for quote in chosen if quote.cell["study"] == study):
+    for name in sorted({quote.cell["study"] for quote in chosen}):
+        lines = lines_of(report_of(name))
+        for quote in (quote for quote in chosen if quote.cell["study"] == name):
             problem = difference(quote, lines)
             verdict = "WRONG" if problem else "right"
-            yield problem is None, f"{verdict}  {quote.shown:>6}  {study}: {problem or quote.where[:90]}"
+            yield problem is None, f"{verdict}  {quote.shown:>6}  {name}: {problem or quote.where[:90]}"
 
 
 def told(found: Iterable[tuple[bool, str]], otherwise: str = "") -> int:
     """Print the lines, and return how many are wrong."""
-    wrong = total = 0
-    for right, line in found:
-        print(line)
-        wrong, total = wrong + (not right), total + 1
-    if not total:
+    lines = []
+    for line in found:
+        print(line[1])
+        lines.append(line[0])
+    if not lines:
         print(otherwise)
-    return wrong
+    return lines.count(False)
+
+
+# commands
+
+
+def check_tables(*names: str) -> bool:
+    """Compare tables behind <!-- table N --> with the reports of these studies (all)."""
+    marked = [page.parent.name for page in sorted(HERE.glob("*/*.md")) if PLACE.search(page.read_text("utf-8"))]
+    names = names or tuple(dict.fromkeys(marked))
+    lines = [line for name in names for line in misplaced(name, report_of(name))]
+    return bool(told([(False, line) for line in lines], f"tables of {len(names)} studies are their reports'"))
+
+
+def check_quoted(*, count: int = 50, seed: int = -1) -> bool:
+    """Compare numbers of quoted.toml, drawn at random, with their cells."""
+    seed = random.randrange(10**6) if seed < 0 else seed
+    print(f"{min(count, len(quoted()))} of {len(quoted())} quoted numbers, --seed {seed}")
+    wrong = told(found := list(drawn(count, seed)))
+    print(f"{len(found) - wrong} of {len(found)} match")
+    return bool(wrong)
+
+
+def check_expected(*names: str, list: bool = False) -> bool:
+    """Compare a report, on stdin, with the ranges of expected.toml. list: print them."""
+    (name,) = names
+    if list:
+        lines = [f"{low:g} to {high:g}: {e['what']}" for e in expected(name) for low, high in [e["range"]]]
+        print("\n".join(["", "expected:", *lines]) if lines else "")
+        return False
+    return bool(told(verdicts(name, sys.stdin.read()), f"no ranges are expected of {name}"))
+
+
+def show_measured() -> None:
+    """Print the table of README.md."""
+    print(where_and_when(), end="")
+
+
+def renew_copy(*names: str) -> None:
+    """Take lines measured again from COPY/experiments, of studies that follow or all that have ended there."""
+    copy, *studies = names
+    experiments = Path(copy) / "experiments"
+    lost = renew(experiments, studies := studies or ended(experiments))
+    print(*lost, f"{len(studies)} studies, {len(lost)} lines to be placed by hand", sep="\n")
+
+
+COMMANDS = {"tables": check_tables, "quoted": check_quoted, "expected": check_expected}
+COMMANDS |= {"measured": show_measured, "renew": renew_copy}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    asked = {name: commands.add_parser(name) for name in ("tables", "quoted", "expected", "measured", "renew")}
-    asked["renew"].add_argument("copy", type=Path, help="the folder that has the new lines in COPY/experiments")
-    for name in ("tables", "renew"):
-        asked[name].add_argument(
-            "studies", nargs="*", metavar="NAME", help="default: all, or all that have ended there"
-        )
-    asked["quoted"].add_argument("--count", type=int, default=50, help="how many numbers")
-    asked["quoted"].add_argument("--seed", type=int, default=random.randrange(10**6), help="which ones")
-    asked["expected"].add_argument("study", metavar="NAME")
-    asked["expected"].add_argument("--list", action="store_true", help="print what is expected, read nothing")
-    options = parser.parse_args()
-    match options.command:
-        case "tables":
-            marked = [page.parent.name for page in sorted(HERE.glob("*/*.md")) if PLACE.search(page.read_text("utf-8"))]
-            studies = options.studies or list(dict.fromkeys(marked))
-            lines = [line for study in studies for line in misplaced(study, report_of(study))]
-            return bool(told([(False, line) for line in lines], f"tables of {len(studies)} studies are their reports'"))
-        case "quoted":
-            print(f"{min(options.count, len(quoted()))} of {len(quoted())} quoted numbers, --seed {options.seed}")
-            wrong = told(found := list(drawn(options.count, options.seed)))
-            print(f"{len(found) - wrong} of {len(found)} match")
-            return bool(wrong)
-        case "expected" if options.list:
-            lines = [f"{low:g} to {high:g}: {e['what']}" for e in expected(options.study) for low, high in [e["range"]]]
-            print("\n".join(["", "expected:", *lines]) if lines else "")
-        case "expected":
-            found = verdicts(options.study, sys.stdin.read())
-            return bool(told(found, f"no ranges are expected of {options.study}"))
-        case "measured":
-            print(where_and_when(), end="")
-        case "renew":
-            experiments = options.copy / "experiments"
-            lost = renew(experiments, studies := options.studies or ended(experiments))
-            print(*lost, f"{len(studies)} studies, {len(lost)} lines to be placed by hand", sep="\n")
-    return 0
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        raise SystemExit(__doc__)
+    command = COMMANDS[sys.argv[1]]
+    given = study.options(command, sys.argv[2:])
+    return bool(command(*given.pop("names", ()), **given))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """Training epochs in this process, to be timed in turns: gnnpar's engines beside PyG's layers."""
 
+import datetime
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
-import torch.nn.functional as F
+from bench_peers.serve import Epoch, training
 from torch import Tensor, nn
 
 from gnnpar.comm import Communicator, ThreadWorld
@@ -18,15 +22,27 @@ from gnnpar.models.gnn import ModelConfig, ModelSource
 from gnnpar.models.sage import SAGE
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.strategy import Strategy, Workload
-from gnnpar.partition.partition import Metis
+from gnnpar.partition.partition import Metis, Partitioner
 from gnnpar.partition.row_order import in_order
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
+from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.meter import live_storages, measure_epoch
 from gnnpar.training.optim import Adam
+from gnnpar.training.result.result import commit, installed, processor, versions
+from gnnpar_kernels.csr import accumulate_dtype
 
-Epoch = Callable[[], float]
-"""Trains one epoch and returns its loss before the step."""
+
+def facts() -> dict[str, Any]:
+    """Return where, when and on which commit a line is measured."""
+    memory = psutil.virtual_memory().total / 2**30
+    return {
+        "date": datetime.datetime.now().isoformat(timespec="minutes"),
+        "hardware": f"{processor()}, {os.cpu_count()} cores, {memory:.0f} GiB",
+        "versions": {**versions(), "torch_geometric": installed("torch_geometric")},
+        "commit": commit(),
+        "load": os.getloadavg()[0],
+    }
 
 
 def models(dropout: float) -> dict[str, ModelConfig]:
@@ -42,8 +58,8 @@ def block_model(nodes: int, *, features: int = 128, loops: bool = True) -> Datas
     )
 
 
-def alone() -> Communicator:
-    return ThreadWorld(1).communicators()[0]
+def alone(device: torch.device = torch.device("cpu")) -> Communicator:
+    return ThreadWorld(1, device=device).communicators()[0]
 
 
 def gnnpar_epoch(
@@ -53,43 +69,39 @@ def gnnpar_epoch(
     comm: Communicator,
     *,
     plan: Plan | None = None,
+    by: Partitioner = Metis(),
     row_order: str = "none",
     cache: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    captured: bool = False,
 ) -> Epoch:
-    """As `gnnpar train` builds it."""
+    """As `gnnpar train` builds it, on the device of the communicator."""
     task = make_task(dataset.task, dataset.num_classes)
     model = source.on(dataset.edge_sizes).build(dataset.num_features, task.out_dim, seed=0)
-    workload = Workload(dataset, Metis(), model.num_layers, cache=cache)
+    workload = Workload(dataset, by, model.num_layers, model=model, cache=cache)
     plan = plan or strategy.plan(workload, Topology(comm.size))
-    shard = Shard.open(dataset if comm.rank == 0 else None, plan.part_of, comm, edge_ids=model.needs_edge_ids)
-    shard, _ = in_order(shard, row_order)
+    cut = {"edge_ids": model.needs_edge_ids, "placement": plan.placement}
+    shard = Shard.open(dataset if comm.rank == 0 else None, plan.part_of, comm, **cut)
+    shard, _ = in_order(shard.to(comm.device, dtype), row_order)
+    model = model.to(comm.device, accumulate_dtype(dtype))
     engine = strategy.build(BuildContext(plan=plan, shard=shard, model=model, task=task, comm=comm, seed=0))
-    optimizer = Adam(lr=0.01).build(list(engine.named_parameters()), epochs=1, layer_of=model.layer_of)
+    optimizer = Adam(lr=0.01).build(list(engine.named_parameters()), epochs=1000, layer_of=model.layer_of)
+    replays = CapturedEpochs(engine, optimizer, comm, 0, model) if captured else None
     numbers = itertools.count(1)
 
     def epoch() -> float:
-        loss = engine.train_epoch(next(numbers), optimizer).loss
+        number = next(numbers)
+        report = replays.train_epoch(number) if replays else engine.train_epoch(number, optimizer)
         comm.ledger.drain()
-        return loss
+        return report.loss
 
     return epoch
 
 
 def pyg_epoch(model: nn.Module, dataset: Dataset, edges: Tensor) -> Epoch:
-    """Whole-graph training as PyG's examples write it, on the device of the model."""
-    device = edges.device
-    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.01, fused=device.type == "cuda")
-    x, y = dataset.x.to(device), dataset.y.to(device)
-    train = dataset.train_mask.nonzero().flatten().to(device)
-
-    def epoch() -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x, edges)[train], y[train])
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return epoch
+    """Whole-graph training on the device of the model and the edges."""
+    x, y, train = (each.to(edges.device) for each in (dataset.x, dataset.y, dataset.train_mask.nonzero().flatten()))
+    return training(model.train(), lambda: model(x, edges), y, train)
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

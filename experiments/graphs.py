@@ -1,4 +1,4 @@
-"""Graphs that studies make of the raw files of others."""
+"""The graph of debian without types of edges, which plain models refuse."""
 
 import os
 import tempfile
@@ -6,16 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-
-def untyped(source: Path, target: Path) -> None:
-    """Write the graph of an .npz without the types of its edges, which plain models refuse."""
-    with np.load(source) as given:
-        np.savez(target, **{name: given[name] for name in given.files if not name.startswith("edge_type")})
+UNTYPED = Path(tempfile.gettempdir()) / "debian_untyped.npz"
+os.environ["DEBIAN_UNTYPED"] = str(UNTYPED)  # for study files
 
 
-def untyped_debian() -> Path:
-    """The untyped debian graph; DEBIAN_UNTYPED names it."""
-    path = Path(tempfile.gettempdir()) / "debian_untyped.npz"
-    untyped(Path(os.environ["GNNPAR_DATA"]) / "debian" / "debian.npz", path)
-    os.environ["DEBIAN_UNTYPED"] = str(path)
-    return path
+def untyped_debian() -> bool:
+    """Write it. Return False without its raw file."""
+    source = Path(os.environ["GNNPAR_DATA"]) / "debian" / "debian.npz"
+    if source.exists():
+        with np.load(source) as given:
+            np.savez(UNTYPED, **{name: given[name] for name in given.files if not name.startswith("edge_type")})
+    return source.exists()

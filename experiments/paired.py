@@ -1,11 +1,14 @@
 """Accuracy over seeds beside that of exact training: differences paired by seed, curves, what a control says."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any  # of JSON
+
+import reports
 
 from gnnpar.report.statistics import FEWEST_SEEDS, mean, non_inferiority
 
+MIB = 2**20
 LAST = 0.8  # of a run: what validation gains after it
 Row = Mapping[str, Any]
 Runs = Mapping[int, Row]  # by seed
@@ -52,6 +55,44 @@ def average(runs: Runs, *path: str) -> float:
 def validation(row: Row) -> list[tuple[int, float]]:
     """Return (epoch, metric) of every evaluation."""
     return row.get("validation") or [(point["epoch"], point["metric/val"]) for point in row["curve"]]
+
+
+def sent(row: Row) -> float:
+    """Return MiB an epoch, all ranks, without the sum of parameters' gradients."""
+    found = row["result"]["bytes_per_epoch"]
+    return (found["total"] - found["reduce"]) / MIB
+
+
+def accuracy_table(
+    variants: Mapping[str, Runs],
+    exact: Runs,
+    *,
+    margin: float,
+    nbytes: Callable[[Row], float],
+    form: tuple[str, str],
+    heads: Mapping[str, str],
+    seeds: bool = False,
+) -> str:
+    """Return a line a variant, its differences paired with exact training. nbytes: MiB an epoch. form: of differences
+    and MiB. heads: other headings of columns."""
+    rows = {name: statistics.fmean(map(nbytes, runs.values())) for name, runs in variants.items()}
+    base = statistics.fmean(map(nbytes, exact.values()))
+    gains = {name: late_gain(runs) for name, runs in variants.items()}
+    gaps = {name: differences(runs, exact) for name, runs in variants.items()}
+    of: dict[str, Callable[[str], object]] = {
+        "variant": str,
+        "test": lambda name: f"{test(variants[name]):.1f}",
+        "over exact, points": lambda name: gap(gaps[name], form[0]),
+        "verdict": lambda name: verdict(gaps[name], gains[name], margin) if name != "exact" else "",
+        "gradient error": lambda name: f"{average(variants[name], 'fidelity', 'relative_error', 'mean'):.3f}",
+        "cosine": lambda name: f"{average(variants[name], 'fidelity', 'cosine', 'mean'):.3f}",
+        "MiB an epoch": lambda name: f"{rows[name]:{form[1]}}",
+        "of exact": lambda name: f"{rows[name] / base:.3f}",
+        "last loss": lambda name: f"{average(variants[name], 'loss', 'last'):.3f}",
+        "late gain": lambda name: f"{gains[name]:+.1f}",
+    }
+    of |= {"seeds": lambda name: len(variants[name])} if seeds else {}
+    return reports.columns({heads.get(head, head): cell for head, cell in of.items()}, variants)
 
 
 def late_gain(runs: Runs) -> float:

@@ -10,21 +10,38 @@ of a file, byte for byte the same lines, and removes the plain file. The plain f
 lines: appending to packed ones unpacks them first, so that a study goes on where it was.
 """
 
-import argparse
 import itertools
 import json
 import lzma
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # of JSON
 
 HERE = Path(__file__).parent
+Row = Mapping[str, Any]
 PART_BYTES = 1_000_000  # of plain lines in a part; at most 145 kB compressed, today
 LIMIT_BYTES = 200_000  # of a tracked file
 CHANGED = re.compile(rb'"commit": "[0-9a-f]+\+"')  # as runs write it that are not of a commit alone
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a study: raw lines by name, and the figure. smoke: those of a rehearsal."""
+
+    folder: Path
+    figure: Path = Path("figure.svg")
+    smoke: bool = False
+
+    def __call__(self, name: str = "results") -> Path:
+        return self.folder / f"{'smoke_' * self.smoke}{name}.jsonl"
+
+    def read(self, name: str = "results") -> list[dict[str, Any]]:
+        return read(self(name))
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -32,7 +49,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _text(file).splitlines()]
 
 
-def append(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def append(file: Path, rows: Iterable[Row]) -> None:
     """In one write: whatever ends the process, all of them or none; another study may write there, too."""
     if parts(file) and not file.exists():
         scratch = _write_scratch(file, _text(file))
@@ -44,7 +61,7 @@ def append(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         out.write(_encode(rows))
 
 
-def replace(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def replace(file: Path, rows: Iterable[Row]) -> None:
     """These lines in the place of all lines, at once."""
     _write_scratch(file, _encode(rows)).replace(file)
 
@@ -98,7 +115,7 @@ def _unpacked(part: Path) -> bytes:
     return text
 
 
-def _encode(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def _encode(rows: Iterable[Row]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
@@ -120,14 +137,11 @@ def _write_scratch(file: Path, content: bytes) -> Path:
     return scratch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=["pack"])
-    parser.add_argument("files", nargs="*", type=Path, help="default: all plain files but those of rehearsals")
-    files = parser.parse_args().files or [
-        file for file in sorted(HERE.glob("*/*.jsonl")) if not file.name.startswith(("smoke", "quick"))
-    ]
-    for file in files:
+def main(words: Sequence[str]) -> None:
+    if words[:1] != ["pack"]:
+        raise SystemExit(__doc__)
+    plain = [file for file in sorted(HERE.glob("*/*.jsonl")) if not file.name.startswith(("smoke_", "quick_"))]
+    for file in map(Path, words[1:]) if words[1:] else plain:
         if not file.exists():
             raise SystemExit(f"there is no {file}: nothing was appended since it was packed")
         pack(file)
@@ -135,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,30 +1,17 @@
-"""What reports of studies share: their command line, groups of lines, Markdown tables, intervals."""
+"""What reports of studies share: groups of lines, Markdown tables, intervals, figures of one look."""
 
-import argparse
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from gnnpar.config.study import Study
+from gnnpar.report.columns import Cell, Runs, Samples
 from gnnpar.report.statistics import Estimate
 
 Row = TypeVar("Row")
-
-
-class Asked(NamedTuple):
-    """Raw lines to read and the figure to draw."""
-
-    file: Path
-    figure: Path
-
-
-def asked(folder: Path, *, file: str | None = None) -> Asked:
-    """What the command line says. `file`: name of the raw lines where others can be named; None: they cannot."""
-    parser = argparse.ArgumentParser()
-    if file is not None:
-        parser.add_argument("file", nargs="?", type=Path, default=folder / file)
-    parser.add_argument("--figure", type=Path, default=folder / "figure.svg")
-    options = parser.parse_args()
-    return Asked(getattr(options, "file", folder / "results.jsonl"), options.figure)
+Measured = Mapping[str, tuple[Study, Runs]]  # name of lines -> their study file, what they hold
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Any, list[Row]]:
@@ -54,3 +41,35 @@ def show(title: str, shown: str) -> None:
 def interval(found: Estimate, form: str = ".2f") -> str:
     """Return value (low to high)."""
     return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+
+
+def measured(study: Study, runs: Runs, expression: str, *place: str) -> float:
+    """Return the value of a column's expression for the job at this place; NaN without one."""
+    value = Cell(study, runs, study.named(place)).value(expression)
+    found = value.estimate() if isinstance(value, Samples) else value
+    return found.value if isinstance(found, Estimate) else found if isinstance(found, float) else math.nan
+
+
+def pyplot(size: float = 9) -> Any:
+    """Return matplotlib's pyplot without a display. `size`: of letters, in points."""
+    with chdir(Path(__file__).parent):  # matplotlib obeys a matplotlibrc of the working directory
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "gnnpar",  # the same bytes from the same numbers
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "font.size": size,
+        }
+    )
+    return plt
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write a figure without the date, which would change with every drawing."""
+    figure.savefig(file, metadata={"Date": None})

@@ -35,20 +35,16 @@ if [ ! -f "$name/README.md" ]; then
 fi
 command_of "$name"
 "$python" check.py expected --list "$name"
-if [ ! -f "$name/run.py" ] && ! grep -qs '^methods:' "$name/study.yaml"; then
+if [ ! -f "$name/run.py" ] && ! grep -qs '^methods:' "$name"/*.yaml; then
   echo "$name has no program: its commands stand above" >&2
   exit 2
 fi
-program() { # run or report: of the folder, or that of studies that are files
-  if [ -f "$name/$1.py" ]; then echo "$copy/experiments/$name/$1.py"; else echo "$copy/experiments/declared.py $1 $name"; fi
-}
 copy=../outputs/reproduced/$name # without its lines: what is there counts as done
 mkdir -p "$copy"
 export GNNPAR_DATA=${GNNPAR_DATA:-$(realpath -m ../../shared/data)}
-"$python" -c 'import all_studies, pathlib, sys; all_studies.copied(pathlib.Path(sys.argv[1]).resolve())' "$copy"
-# shellcheck disable=SC2046 # program and arguments
-"$python" $(program run) "$@"
-report=$("$python" $(program report))
+"$python" -c 'import study, pathlib, sys; study.copied(pathlib.Path(sys.argv[1]))' "$copy"
+"$python" "$copy/experiments/study.py" run "$name" "$@"
+report=$("$python" "$copy/experiments/study.py" report "$name")
 echo "$report"
 outside=0
 "$python" check.py expected "$name" <<<"$report" || outside=1

@@ -1,16 +1,17 @@
-"""Test accuracy at best validation, mean and deviation over seeds, from run folders.
+"""Test accuracy at best validation, mean and deviation over seeds.
 
-python experiments/accuracy/report.py multirun/accuracy    # prints the table, writes results.csv
+python experiments/study.py report accuracy --runs multirun/accuracy    # of run folders: writes results.csv
 """
 
 import csv
 import json
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 
-HERE = Path(__file__).parent
+import reports
+from records import Files
+
 PUBLISHED = {
     ("cora", "gcn"): "81.5",
     ("cora", "gat"): "83.0 +- 0.7",
@@ -23,29 +24,34 @@ PUBLISHED = {
 }
 
 
-def main(folder: Path) -> None:
-    cells: dict[tuple[str, str, int], list[tuple[int, float]]] = defaultdict(list)
-    for file in sorted(folder.rglob("result.json")):
+def collect(runs: Path, out: Path) -> None:
+    """Write a line a dataset, model and number of ranks."""
+    cells: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
+    for file in sorted(runs.rglob("result.json")):
         result = json.loads(file.read_text())
         if result["status"] != "completed":
             raise SystemExit(f"{file}: {result['status']}: {result['error']}")
         key = result["dataset"], result["model"], result["world_size"]
-        cells[key].append((result["seed"], 100 * result["metric"]["test_at_best_val"]))
+        cells[key][result["seed"]] = 100 * result["metric"]["test_at_best_val"]
     rows = []
-    for (dataset, model, ranks), runs in sorted(cells.items()):
-        values = [value for _, value in sorted(runs)]
+    for (dataset, model, ranks), of in sorted(cells.items()):
+        values = [of[seed] for seed in sorted(of)]
         ends = {"mean": round(statistics.mean(values), 2), "deviation": round(statistics.stdev(values), 2)}
         row = {"dataset": dataset, "model": model, "ranks": ranks, "seeds": len(values), **ends}
         rows.append({**row, "published": PUBLISHED[dataset, model], "values": " ".join(f"{v:.2f}" for v in values)})
-    print("| dataset | model | ranks | seeds | test accuracy | published |\n|---|---|---|---|---|---|")
-    for r in rows:
-        measured = f"{r['mean']:.1f} +- {r['deviation']:.1f}"
-        print(f"| {r['dataset']} | {r['model']} | {r['ranks']} | {r['seeds']} | {measured} | {r['published']} |")
-    with (HERE / "results.csv").open("w", newline="") as file:
+    with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def report(files: Files, *, runs: str = "") -> None:
+    lines = files.folder / "results.csv"
+    if runs:
+        collect(Path(runs), lines)
+    with lines.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    of = {heading: lambda row, heading=heading: row[heading] for heading in ("dataset", "model", "ranks", "seeds")}
+    of["test accuracy"] = lambda row: f"{float(row['mean']):.1f} ± {float(row['deviation']):.1f}"
+    of["published"] = lambda row: row["published"]
+    print(reports.columns(of, rows))

@@ -1,11 +1,10 @@
-"""Tables and figure.svg from results.jsonl: `python experiments/adaqp_throughput/report.py [FILE] [--figure FILE]`.
+"""Epochs of each mode at the operating point, and the curve over rates.
 
 Ratios form inside a block (mean epoch of vanilla over mean epoch of the mode, re-assignment included); geometric mean
 and 95 % interval over blocks.
 """
 
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,9 @@ from typing import Any
 from gnnpar.report.statistics import geometric_mean
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import pictures
-import records
 import reports
+from records import Files
 
 PARTS = {
     "compute": ("compute", "other", "bubble"),
@@ -87,14 +84,14 @@ def table(rows: Rows) -> None:
     print(f"\n{reports.columns(cells, sorted(of, key=list(COLORS).index))}")
 
 
-def curve(rows: Rows, out: Path) -> None:
+def curve(rows: Rows, files: Files) -> None:
     """Speed-up over vanilla against vanilla's share, a line a mode, with the bounds of 2 bits and of full overlap."""
     points: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for (model, _), group in reports.by(rows, lambda row: (row["model"], row["rate_gbps"])).items():
         for mode in (mode for mode in COLORS if any(row["mode"] == mode for row in group)):
             value = geometric_mean(ratios(group, "vanilla", mode)).value
             points[model][mode].append((group[0]["share"], value))
-    plt = pictures.pyplot()
+    plt = reports.pyplot()
     figure, axes = plt.subplots(1, len(points), figsize=(8.5, 3.8), sharey=True, layout="constrained", squeeze=False)
     shares = [x / 100 for x in range(90)]
     for axis, (model, modes) in zip(axes[0], points.items(), strict=True):
@@ -109,20 +106,15 @@ def curve(rows: Rows, out: Path) -> None:
         axis.set(title=model, xlabel="vanilla's share of communication, %", ylim=(0.5, 5.5))
     axes[0, 0].set_ylabel("times faster than vanilla")
     axes[0, 0].legend(frameon=False, fontsize=6.5, loc="upper left")
-    pictures.save(figure, out)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    options = reports.asked(HERE, file="results.jsonl")
-    rows = records.read(options.file)
+def report(files: Files) -> None:
+    rows = files.read()
     last = max(row["session"] for row in rows)
     rows = [row for row in rows if row["session"] == last]
     print(f"session {last}: {rows[0]['processor']}, {rows[0]['cores']} cores, torch {rows[0]['torch']}, paced links")
     operating = [row for row in rows if row["kind"] == "operating"]
     for group in reports.by(operating, lambda row: (row["model"], row["ranks"])).values():
         table(group)
-    curve(rows, options.figure)
-
-
-if __name__ == "__main__":
-    main()
+    curve(rows, files)

@@ -2,19 +2,13 @@
 
 The link rate is found first, on vanilla alone, so that vanilla spends 72 % of its epoch in communication; then all
 modes take turns on that link, in blocks of random order, and once more on links of other rates.
-
-    python experiments/adaqp_throughput/run.py            # appends to results.jsonl, about 12 minutes on 2 cores
-    python experiments/adaqp_throughput/run.py --smoke    # a minute: does it run? writes smoke.jsonl
-    python experiments/adaqp_throughput/report.py         # tables and figure.svg from results.jsonl
 """
 
-import argparse
 import datetime
 import os
 import random
 import statistics
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +16,11 @@ from typing import Any
 
 import torch
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-import blocks
 import records
+from blocks import rate_of
+from records import Files
 
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16
@@ -81,7 +75,7 @@ class Turns:
     blocks: int
     epochs: int
     warmup: int
-    seed: int
+    seed: int = 0
 
     def __call__(self, comm: Communicator) -> list[dict[str, Any]]:
         task = make_task(self.dataset.task, self.dataset.num_classes)
@@ -140,50 +134,35 @@ def spent(turns: Turns, ranks: int, rate: float) -> tuple[float, float, float]:
     return epoch, share(rows) * epoch, reduce
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="a tiny graph, one model, a few epochs")
-    parser.add_argument("--scale", type=float, default=0.05, help="of sbm_reddit's nodes")
-    parser.add_argument("--degree", type=float, default=80.0, help="average; a graph so small cannot have Reddit's 492")
-    parser.add_argument("--ranks", type=int, default=2, help="4 on 2 cores: bytes and accuracy, no speed")
-    parser.add_argument("--blocks", type=int, default=5)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    options = parser.parse_args()
-    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    scale, degree = (0.005, 12.0) if options.smoke else (options.scale, options.degree)
+def run(
+    files: Files, *, ranks: int = 2, blocks: int = 5, scale: float = 0.05, degree: float = 80.0, models: tuple = ()
+) -> None:
+    """Find the rate, then measure all modes there and at other rates.
+
+    ranks: 4 on 2 cores say bytes and accuracy, no speed. scale: of sbm_reddit's nodes; degree: average, since a graph
+    so small cannot have Reddit's 492. In a rehearsal a tiny graph, one model and a few epochs.
+    """
+    hidden, tolerance, warmup, length = 256, TOLERANCE, WARMUP, PERIOD // 5
+    if files.smoke:  # else one whole period is measured, so that its re-assignment counts: 5 blocks of 4 epochs
+        scale, degree, models, hidden, tolerance, blocks, warmup, length = 0.005, 12.0, ("gcn",), 32, 1.0, 2, 4, 2
     graph = ["dataset=sbm_reddit", f"dataset.scale={scale}", f"dataset.avg_degree={degree}"]
     dataset = compose(graph).dataset.load(None, 0)
-    print(f"sbm_reddit x {scale}: {dataset.num_nodes} nodes, {dataset.num_edges} edges", flush=True)
     session = datetime.datetime.now().isoformat(timespec="seconds")
-    for name in ["gcn"] if options.smoke else options.models:
-        config = MODELS[name](num_layers=3, hidden=32 if options.smoke else 256, dropout=0.5, norm="layer")
-        plan = GraphParallel().plan(Workload(dataset, Metis(), 3), Topology(options.ranks))
-        began = time.perf_counter()
-
-        def turns(modes: tuple[str, ...], blocks: int, epochs: int, warmup: int, config=config, plan=plan) -> Turns:
-            return Turns(dataset, config, plan, modes, blocks, epochs, warmup, seed=0)
-
-        alone, tolerance = turns(("vanilla",), 1, 4, 2), 1.0 if options.smoke else TOLERANCE
-        rate, found = blocks.rate_of(TARGET, tolerance, partial(spent, alone, options.ranks))
-        # one whole period is measured, so that its re-assignment counts: 5 blocks of 4 epochs
-        points = [(rate, turns(tuple(MODES), options.blocks, PERIOD // 5, WARMUP), "operating")]
-        if options.smoke:
-            points = [(rate, turns(tuple(MODES), 2, 2, 4), "operating")]
-        else:
+    for name in models or MODELS:
+        config = MODELS[name](num_layers=3, hidden=hidden, dropout=0.5, norm="layer")
+        plan = GraphParallel().plan(Workload(dataset, Metis(), 3), Topology(ranks))
+        turns = partial(Turns, dataset, config, plan)
+        rate, found = rate_of(TARGET, tolerance, partial(spent, turns(("vanilla",), 1, 4, 2), ranks))
+        points = [(rate, turns(tuple(MODES), blocks, length, warmup), "operating")]
+        if not files.smoke:
             points += [(rate * f, turns(tuple(MODES), 2, 2, 3), "curve") for f in (16.0, 4.0, 0.4)]
         for gbps, what, kind in points:
-            rows, reached = over_link(what, gbps, options.ranks)
+            rows, reached = over_link(what, gbps, ranks)
             about = {"session": session, "kind": kind, "model": name, "scale": scale, "nodes": dataset.num_nodes}
-            about |= {"edges": dataset.num_edges, "alpha": plan.statistics["alpha"], "ranks": options.ranks}
+            about |= {"edges": dataset.num_edges, "alpha": plan.statistics["alpha"], "ranks": ranks}
             about |= {"rate_gbps": gbps, "reached_gbps": reached, "share": share(rows), "found_share": found}
-            stamp = about | {"cores": os.cpu_count(), "processor": processor(), "torch": torch.__version__}
-            stamp |= {"commit": commit(), "load": os.getloadavg()[0]}
-            stamp |= {"oversubscribed": options.ranks > (os.cpu_count() or 1)}
-            records.append(out, [{**stamp, **row} for row in rows])
-            minutes = (time.perf_counter() - began) / 60
-            print(f"{name} at {gbps:.4f} Gbit/s: share {stamp['share']:.1%}, {minutes:.1f} min so far", flush=True)
-    print(f"{out.name} written; now report.py", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            about |= {"cores": os.cpu_count(), "processor": processor(), "torch": torch.__version__}
+            about |= {"commit": commit(), "load": os.getloadavg()[0]}
+            about |= {"oversubscribed": ranks > (os.cpu_count() or 1)}
+            records.append(files(), [{**about, **row} for row in rows])
+            print(f"{name} at {gbps:.4f} Gbit/s: share {about['share']:.1%}", flush=True)

@@ -5,14 +5,14 @@ import os
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from epochs import gnnpar_epoch
-from serve import Epoch, Job, serve
-from study import MODELS, dataset_of
+from bench_peers.inputs import dataset_of
+from bench_peers.serve import Epoch, Job, serve
+from epochs import alone, gnnpar_epoch, models
 
-from gnnpar.comm import Communicator, ThreadWorld, allocator
+from gnnpar.comm import Communicator, allocator
 from gnnpar.comm.process import connect
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sampling.strategy import Minibatch
@@ -31,7 +31,7 @@ job = Job.of_command_line()
 
 def world() -> Communicator:
     if job.ranks == 1:
-        return ThreadWorld(1).communicators()[0]
+        return alone()
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.ranks)}
     meet = f"file://{job.folder}/meet_{Path(job.address).name}"
     key = os.environ["BENCH_KEY"].encode()
@@ -40,10 +40,10 @@ def world() -> Communicator:
 
 def make() -> Epoch:
     allocator.keep_freed()  # as every rank of gnnpar does
-    comm, dataset, config = world(), dataset_of(job.graph), MODELS[job.model]
     name, *settings = job.kind.split()
-    chosen = dict(each.split("=") for each in settings)
-    return gnnpar_epoch(dataset, STRATEGIES[name], config, comm, cache=Path(job.folder), **chosen)
+    chosen = dict(each.split("=") for each in settings if not each.startswith("threads"))
+    config, dataset = models(job.dropout)[job.model], dataset_of(job.graph)
+    return gnnpar_epoch(dataset, STRATEGIES[name], config, world(), cache=Path(job.folder), **chosen)
 
 
 serve(job, make)

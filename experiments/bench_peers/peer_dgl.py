@@ -3,17 +3,14 @@ dgl_sar: one of several ranks over SAR."""
 
 import datetime
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
-sys.path.insert(0, str(Path(__file__).parent))
-
 import dgl
 import dgl.nn
 import torch
 import torch.nn.functional as F
-from serve import Epoch, Job, serve
+from serve import Epoch, Job, fill, serve, training
 from torch import Tensor, nn
 
 FANOUT = (15, 10, 5)  # from the training nodes outwards
@@ -21,36 +18,21 @@ BATCH = 1024
 job = Job.of_command_line()
 
 
+NAMES = {  # parameters of a layer -> the initial weights
+    "gcn": {"weight": "weight", "bias": "bias"},
+    "sage": {"fc_neigh.weight": "neighbours", "fc_self.weight": "own.weight"},
+    "gat": {"fc.weight": "weight", "attn_l": "attend_src", "attn_r": "attend_dst", "bias": "bias"},
+}
+
+
 class Net(nn.Module):
     """Layers with an activation between them; `graphs`: one for each layer, or one for all."""
 
-    def __init__(self, weights: list[dict[str, Tensor]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers, self.act = nn.ModuleList(), F.elu if job.model == "gat" else F.relu
-        for index, given in enumerate(weights):
-            self.layers.append(self._layer(given, last=index == len(weights) - 1))
-
-    @torch.no_grad()
-    def _layer(self, given: dict[str, Tensor], *, last: bool) -> nn.Module:
-        if job.model == "gcn":
-            out, inside = given["weight"].shape
-            layer = dgl.nn.GraphConv(inside, out, norm="both", allow_zero_in_degree=True)
-            layer.weight.copy_(given["weight"].T)
-            layer.bias.copy_(given["bias"])
-        elif job.model == "sage":
-            out, inside = given["neighbours"].shape
-            layer = dgl.nn.SAGEConv(inside, out, "mean")
-            layer.fc_neigh.weight.copy_(given["neighbours"])
-            layer.fc_self.weight.copy_(given["own.weight"])
-            (layer.fc_self.bias if layer.fc_self.bias is not None else layer.bias).copy_(given["own.bias"])
-        else:
-            heads, width = given["attend_src"].shape
-            layer = dgl.nn.GATConv(given["weight"].shape[1], width, heads, allow_zero_in_degree=True)
-            layer.fc.weight.copy_(given["weight"])
-            layer.attn_l.copy_(given["attend_src"][None])
-            layer.attn_r.copy_(given["attend_dst"][None])
-            layer.bias.copy_(given["bias"])
-        return layer
+        self.layers = nn.ModuleList(map(layer_of, job.weights()))
+        self.act = F.elu if job.model == "gat" else F.relu
+        self.train()
 
     def forward(self, graphs, x: Tensor) -> Tensor:
         for index, layer in enumerate(self.layers):
@@ -62,38 +44,48 @@ class Net(nn.Module):
         return x
 
 
-def whole_graph() -> Epoch:
-    edges, x, y, train = job.array("edges"), job.array("x"), job.array("y"), job.array("train").nonzero().flatten()
+def layer_of(given: dict[str, Tensor]) -> nn.Module:
+    names = dict(NAMES[job.model])
+    if job.model == "gcn":
+        layer = dgl.nn.GraphConv(*given["weight"].shape[::-1], norm="both", allow_zero_in_degree=True)
+        given = {**given, "weight": given["weight"].T}
+    elif job.model == "sage":
+        layer = dgl.nn.SAGEConv(*given["neighbours"].shape[::-1], "mean")
+        names["bias" if layer.fc_self.bias is None else "fc_self.bias"] = "own.bias"
+    else:
+        heads, width = given["attend_src"].shape
+        layer = dgl.nn.GATConv(given["weight"].shape[1], width, heads, allow_zero_in_degree=True)
+    fill(layer, given, names)
+    return layer
+
+
+def inputs() -> tuple[dgl.DGLGraph, Tensor, Tensor, Tensor]:
+    """Return the graph, features, labels and training nodes."""
+    edges, x = job.array("edges"), job.array("x")
     graph = dgl.graph((edges[0], edges[1]), num_nodes=len(x))
     graph.create_formats_()
-    model = Net(job.weights()).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return graph, x, job.array("y"), job.array("train").nonzero().flatten()
 
-    def epoch() -> float:
-        loss = F.cross_entropy(model(graph, x)[train], y[train])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
 
-    return epoch
+def whole_graph() -> Epoch:
+    graph, x, y, train = inputs()
+    model = Net()
+    return training(model, lambda: model(graph, x), y, train)
 
 
 def batches() -> Epoch:
     import dgl.dataloading
 
-    edges, x, y, train = job.array("edges"), job.array("x"), job.array("y"), job.array("train").nonzero().flatten()
-    graph = dgl.graph((edges[0], edges[1]), num_nodes=len(x))
-    graph.create_formats_()
+    graph, x, y, train = inputs()
     sampler = dgl.dataloading.NeighborSampler(list(reversed(FANOUT)))  # DGL lists the layer of the features first
     loader = dgl.dataloading.DataLoader(graph, train, sampler, batch_size=BATCH, shuffle=True, num_workers=0)
-    model = Net(job.weights()).train()
+    model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def epoch() -> float:
         total = 0.0
-        for inputs, outputs, blocks in loader:
-            loss = F.cross_entropy(model(blocks, x[inputs]), y[outputs])
+        for ids, outputs, blocks in loader:
+            loss = F.cross_entropy(model(blocks, x[ids]), y[outputs])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -140,7 +132,7 @@ def sar_rank() -> Epoch:
     graph = sar.construct_full_graph(PartitionData(shards, ranges, features, ["_N"], [kind], book))
     if job.model == "gat":  # sar.patch_dgl tests for the graph of one relation, which GATConv cannot use
         dgl.nn.pytorch.conv.gatconv.edge_softmax = sar.edge_softmax
-    model = Net(job.weights()).train()
+    model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     x, y, mask = job.array("x")[mine], job.array("y")[mine], job.array("train")
     train, count = mask[mine].nonzero().flatten(), int(mask.sum())

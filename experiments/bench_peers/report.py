@@ -1,18 +1,13 @@
-"""The tables of README.md from the raw lines: `python experiments/bench_peers/report.py [FILE]`."""
+"""Epochs, memory and growth of every program."""
 
 import statistics
-import sys
-from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import records
 import reports
+from records import Files
 
+OURS = ("single", "single row_order=metis")
 NAMES = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT"}
 PEERS = {
     "dgl": "DGL",
@@ -33,22 +28,15 @@ def interval(ratios: Sequence[float]) -> str:
 
 
 class Cell:
-    """The lines of one cell: seconds and losses by kind and round, memory by kind."""
+    """The lines of one cell: seconds, losses and page faults by kind and round, memory by kind."""
 
     def __init__(self, rows: Rows) -> None:
-        self.seconds: dict[str, dict[int, float]] = defaultdict(dict)
-        self.losses: dict[str, dict[int, float]] = defaultdict(dict)
-        self.faults: dict[str, dict[int, int]] = defaultdict(dict)
-        self.memory: dict[str, dict[str, float]] = {}
-        for row in rows:
-            kind = row["kind"]
-            if "seconds" not in row:
-                self.memory[kind] = row
-                continue
-            self.losses[kind][row["round"]] = row["loss"]
-            self.faults[kind][row["round"]] = row["page_faults"]
-            if row["round"] >= 0:
-                self.seconds[kind][row["round"]] = row["seconds"]
+        epochs = reports.by((row for row in rows if "seconds" in row), lambda row: row["kind"])
+        self.rounds = {kind: {row["round"]: row for row in each} for kind, each in epochs.items()}
+        self.seconds = {
+            kind: {i: row["seconds"] for i, row in each.items() if i >= 0} for kind, each in self.rounds.items()
+        }
+        self.memory = {row["kind"]: row for row in rows if "seconds" not in row}
         self.edges = rows[0]["edges"]
 
     def milliseconds(self, kind: str) -> float:
@@ -59,78 +47,71 @@ class Cell:
         mine, others = self.seconds[kind], self.seconds[base]
         return interval([mine[i] / others[i] for i in sorted(others) if i in mine])
 
-    def apart(self, kind: str, base: str, rounds: int = 3) -> float:
-        """Largest relative difference of the losses of the first epochs."""
-        mine, others = self.losses[kind], self.losses[base]
-        return max(abs(mine[i] / others[i] - 1) for i in sorted(others)[:rounds])
+    def apart(self, kind: str, base: str) -> float:
+        """Largest relative difference of the losses of the first three epochs."""
+        mine, others = self.rounds[kind], self.rounds[base]
+        return max(abs(mine[i]["loss"] / others[i]["loss"] - 1) for i in sorted(others)[:3])
 
 
 def cells(rows: Rows) -> dict[str, Cell]:
-    of: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        of[row["cell"]].append(row)
-    return {name: Cell(each) for name, each in of.items()}
+    """(model and where) -> cell."""
+    return {name: Cell(each) for name, each in reports.by(rows, lambda row: row["cell"]).items()}
 
 
-def ratios(found: dict[str, Cell]) -> None:
-    print("| model | where | ours | its epoch, ms | peer | peer's, ms | peer / ours | losses differ by |")
-    print("|---|---|---|---|---|---|---|---|")
+def titled(name: str) -> list[str]:
+    model, where = name.split(" | ")
+    return [NAMES[model], where]
+
+
+def ratios(found: dict[str, Cell]) -> str:
+    lines = []
     for name, cell in found.items():
-        model, where = name.split(" | ")
         for peer in (kind for kind in cell.seconds if kind in PEERS):
             for ours in (kind for kind in cell.seconds if kind not in PEERS):
                 apart = "other draws" if "batches" in name else f"{cell.apart(peer, ours):.0e}"
-                print(
-                    f"| {NAMES[model]} | {where} | `{ours}` | {cell.milliseconds(ours):.0f} | {PEERS[peer]} "
-                    f"| {cell.milliseconds(peer):.0f} | {cell.over(peer, ours)} | {apart} |"
-                )
+                times = (f"{cell.milliseconds(ours):.0f}", PEERS[peer], f"{cell.milliseconds(peer):.0f}")
+                lines.append([*titled(name), f"`{ours}`", *times, cell.over(peer, ours), apart])
+    heads = ("model", "where", "ours", "its epoch, ms", "peer", "peer's, ms", "peer / ours", "losses differ by")
+    return reports.table(heads, lines)
 
 
-def main() -> None:
-    committed = HERE / "results.jsonl"
-    file = reports.asked(HERE, file=committed.name).file
-    found = cells(records.read(file))
-    before = cells(records.read(HERE / "before.jsonl")) if file == committed else {}
-    print("### a peer's epoch over ours, in the same round\n")
-    ratios(found)
-    if before:
-        print("\n### before and after\n")
-        print("| model | where | DGL over `single` before | after | with `row_order=metis` before | after |")
-        print("|---|---|---|---|---|---|")
-    for name, cell in before.items():
-        if name in found and "dgl" in cell.seconds:
-            model, where = name.split(" | ")
-            pairs = [
-                each.over("dgl", kind) for kind in ("single", "single row_order=metis") for each in (cell, found[name])
-            ]
-            print(f"| {NAMES[model]} | {where} | {' | '.join(pairs)} |")
-    print("\n### memory of an epoch, and page faults of the last round\n")
-    print("| model | where | program | live peak, MiB | resident above a bare start, MiB | page faults |")
-    print("|---|---|---|---|---|---|")
+def memory(found: dict[str, Cell]) -> str:
+    lines = []
     for name, cell in found.items():
-        model, where = name.split(" | ")
         for kind, row in cell.memory.items():
-            last = cell.faults[kind][max(cell.faults[kind])]
-            print(
-                f"| {NAMES[model]} | {where} | {PEERS.get(kind, f'`{kind}`')} | {row['live_mib']:.0f} "
-                f"| {row['rss_mib']:.0f} | {last:,} |"
-            )
-    print("\n### how cost grows: nanoseconds an edge, 1 thread\n")
-    print("| model | graph | edges | `single` | `single row_order=metis` | DGL |")
-    print("|---|---|---|---|---|---|")
+            faults = cell.rounds[kind][max(cell.rounds[kind])]["page_faults"]
+            sizes = (f"{row['live_mib']:.0f}", f"{row['rss_mib']:.0f}", f"{faults:,}")
+            lines.append([*titled(name), PEERS.get(kind, f"`{kind}`"), *sizes])
+    heads = ("model", "where", "program", "live peak, MiB", "resident above a bare start, MiB", "page faults")
+    return reports.table(heads, lines)
+
+
+def growth(found: dict[str, Cell]) -> str:
+    lines = []
     for name, cell in found.items():
-        model, where = name.split(" | ")
+        model, where = titled(name)
         if where.startswith(("sbm", "debian", "rmat")) or where == "1 thread":
-            graph = "sbm" if where == "1 thread" else where
             each = [
                 f"{1e6 * cell.milliseconds(kind) / cell.edges:.0f}" if kind in cell.seconds else "-"
-                for kind in ("single", "single row_order=metis", "dgl")
+                for kind in (*OURS, "dgl")
             ]
-            print(f"| {NAMES[model]} | {graph} | {cell.edges:,} | {' | '.join(each)} |")
-    if file == committed:
-        print("\n### PyG by torch.compile, measured later without other peers\n")
-        ratios(cells(records.read(HERE / "compiled.jsonl")))
+            lines.append([model, "sbm" if where == "1 thread" else where, f"{cell.edges:,}", *each])
+    return reports.table(("model", "graph", "edges", *(f"`{kind}`" for kind in OURS), "DGL"), lines)
 
 
-if __name__ == "__main__":
-    main()
+def report(files: Files) -> None:
+    """Print the tables; in the folder of the committed lines also those of other goes."""
+    found, before, later = (cells(files.read(name)) for name in ("results", "before", "compiled"))
+    print(f"### a peer's epoch over ours, in the same round\n\n{ratios(found)}")
+    if before:
+        lines = [
+            [*titled(name), *(each.over("dgl", kind) for kind in OURS for each in (cell, found[name]))]
+            for name, cell in before.items()
+            if name in found and "dgl" in cell.seconds
+        ]
+        heads = ("DGL over `single` before", "after", "with `row_order=metis` before", "after")
+        reports.show("before and after", reports.table(("model", "where", *heads), lines))
+    reports.show("memory of an epoch, and page faults of the last round", memory(found))
+    reports.show("how cost grows: nanoseconds an edge, 1 thread", growth(found))
+    if later:
+        reports.show("PyG by torch.compile, measured later without other peers", ratios(later))

@@ -6,17 +6,19 @@ asked, so that epochs of different programs take turns on an idle machine. Needs
 
 import json
 import os
+import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Client
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 Epoch = Callable[[], float]
 """Trains one epoch and returns its loss before the step (of mini-batches: the mean)."""
@@ -32,6 +34,7 @@ class Job:
     graph: str
     model: str
     threads: int
+    dropout: float = 0.0
     ranks: int = 1
     rank: int = 0
 
@@ -44,14 +47,34 @@ class Job:
 
     def weights(self) -> list[dict[str, Tensor]]:
         """Initial weights by layer and name; matrices are [out, in]."""
-        layers: list[dict[str, Tensor]] = []
+        layers: dict[int, dict[str, Tensor]] = {}
         with np.load(Path(self.folder) / f"{self.model}.npz") as file:
             for key in file.files:
                 index, name = key.split(".", 1)
-                while len(layers) <= int(index):
-                    layers.append({})
-                layers[int(index)][name] = torch.from_numpy(file[key])
-        return layers
+                layers.setdefault(int(index), {})[name] = torch.from_numpy(file[key])
+        return [layers[index] for index in sorted(layers)]
+
+
+@torch.no_grad()
+def fill(layer: nn.Module, given: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Write initial weights into the parameters of a layer. names: parameter -> name of the weights."""
+    parameters = dict(layer.named_parameters())
+    for name, source in names.items():
+        parameters[name].copy_(given[source].reshape(parameters[name].shape))
+
+
+def training(model: nn.Module, logits: Callable[[], Tensor], y: Tensor, train: Tensor) -> Epoch:
+    """Return whole-graph training as PyG's and DGL's examples write it, on the device of y."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=y.device.type == "cuda")
+
+    def epoch() -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(logits()[train], y[train])
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return epoch
 
 
 class Resident:
@@ -115,6 +138,4 @@ def serve(job: Job, make: Callable[[], Epoch]) -> None:
 
 
 def page_faults() -> int:
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

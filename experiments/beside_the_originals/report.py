@@ -1,17 +1,14 @@
-"""Table and figure of README.md: `python experiments/beside_the_originals/report.py [--figure FILE]`."""
+"""Losses of ours beside those of the public code: table and figure."""
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any  # of JSON
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import pictures
-import records
 import reports
+from records import Files
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by case
 
@@ -33,8 +30,8 @@ def table(cases: Rows) -> str:
     return reports.table((*heads, "mean of all epochs, ours / theirs"), lines)
 
 
-def draw(cases: Rows, file: Path) -> None:
-    plt = pictures.pyplot(8)
+def draw(cases: Rows, files: Files) -> None:
+    plt = reports.pyplot(8)
     figure, axes = plt.subplots(1, len(cases), figsize=(1.9 * len(cases), 2.2), sharey=True, layout="constrained")
     for axis, (case, rows) in zip(axes, cases.items(), strict=True):
         axis.plot(mean_curve(rows, "theirs"), color="#d95f02", lw=2.5, label="public code")
@@ -43,22 +40,17 @@ def draw(cases: Rows, file: Path) -> None:
         axis.set(xlabel="epoch", yscale="log")
     axes[0].set_ylabel("training loss")
     axes[0].legend(frameon=False)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    figure = reports.asked(HERE).figure
-    rows = sorted(records.read(HERE / "results.jsonl"), key=lambda row: (order(row["case"]), row["seed"]))
+def report(files: Files) -> None:
+    rows = sorted(files.read(), key=lambda row: (order(row["case"]), row["seed"]))
     cases = reports.by(rows, lambda row: row["case"])
     reports.show("losses, 60 epochs, 2 ranks", table(cases))
-    draw(cases, figure)
+    draw(cases, files)
 
 
 def order(case: str) -> tuple[bool, float, str]:
     """PipeGCN's cases by name from the exact one, then BNS-GCN's from rate 1 down."""
     method, _, rate = case.partition(" ")
     return (method == "bns", -float(rate) if method == "bns" else 0.0, "" if case == "vanilla" else case)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,12 @@
 """PipeGCN's and BNS-GCN's public code beside ours: the same graph, parts, weights and rate, and so the same losses?
 
-    python experiments/beside_the_originals/run.py --python ENV/bin/python --pipegcn FOLDER --bns FOLDER
-    python experiments/beside_the_originals/report.py
-
-ENV has torch and DGL 1.1.3 (`pip install --no-deps dgl==1.1.3` beside torch, numpy, scipy, networkx, requests, tqdm and
-psutil), FOLDER the code of github.com/GATECH-EIC/PipeGCN and .../BNS-GCN. What is not there is skipped with a line.
+Its Python has torch and DGL 1.1.3 (`pip install --no-deps dgl==1.1.3` beside torch, numpy, scipy, networkx, requests,
+tqdm and psutil); the code is that of github.com/GATECH-EIC/PipeGCN and .../BNS-GCN. What is not there is skipped with a
+line.
 """
 
-import argparse
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any  # of JSON
@@ -18,10 +14,10 @@ from typing import Any  # of JSON
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import records
+from records import Files
 
 from gnnpar.config.compose import compose
 from gnnpar.data.tasks import make_task
@@ -32,7 +28,7 @@ LAYERS, HIDDEN, EPOCHS = 3, 32, 60
 COMMON = ["dataset=sbm", "dataset.num_nodes=1500", "model=sage", f"model.num_layers={LAYERS}", f"model.hidden={HIDDEN}"]
 COMMON += ["model.norm=layer", "model.dropout=0", "world_size=2", "comm=threads", "threads_per_rank=1"]
 COMMON += ["model.order=aggregate_first"]  # as in the public code: rows travel before the matrix
-COMMON += [f"epochs={EPOCHS}", f"eval_every={EPOCHS}"]
+COMMON += [f"epochs={EPOCHS}", "eval_every=1"]
 THEIRS = [f"--n-epochs={EPOCHS}", f"--n-layers={LAYERS}", f"--n-hidden={HIDDEN}", "--dropout=0", "--lr=0.01"]
 THEIRS += ["--norm=layer", "--no-eval", "--fix-seed"]
 BOTH = ["strategy=pipegcn", "strategy.smooth_features=true", "strategy.smooth_gradients=true"]
@@ -49,17 +45,12 @@ for rate, seeds in (("1", 1), ("0.5", 3), ("0.1", 3)):
     CASES[f"bns {rate}"] = (seeds, cached, ["--use-pp", f"--sampling-rate={rate}"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--python", type=Path, default=Path("none"), help="of the environment with DGL")
-    parser.add_argument("--pipegcn", type=Path, default=Path("none"), help="folder of PipeGCN's code")
-    parser.add_argument("--bns", type=Path, default=Path("none"), help="folder of BNS-GCN's code")
-    options = parser.parse_args()
-    code = {"pipegcn": options.pipegcn, "bns": options.bns}
-    if not options.python.exists():
-        raise SystemExit(f"skipped: no Python with DGL at {options.python}; --python names one")
-    out = HERE / "results.jsonl"
-    done = {(row["case"], row["seed"]) for row in records.read(out)}
+def run(files: Files, *, python: str = "none", pipegcn: str = "none", bns: str = "none") -> None:
+    """Train every case by both. python: of the environment with DGL. pipegcn, bns: folders of their code."""
+    code = {"pipegcn": Path(pipegcn), "bns": Path(bns)}
+    if not Path(python).exists():
+        raise SystemExit(f"skipped: no Python with DGL at {python}; --python names one")
+    done = {(row["case"], row["seed"]) for row in files.read()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for case, (seeds, ours, theirs) in CASES.items():
@@ -70,9 +61,9 @@ def main() -> None:
             for seed in (seed for seed in range(seeds) if (case, seed) not in done):
                 partition_hash = export(folder / "inputs.npz", seed)
                 row: dict[str, Any] = {"case": case, "seed": seed, "partition": partition_hash}
-                row["theirs"] = original(options.python, code[method], method, folder, [*theirs, f"--seed={seed}"])
-                row["ours"] = our_losses(folder / f"{case} {seed}", ours, seed, partition_hash)
-                records.append(out, [row])
+                row["theirs"] = original(python, code[method], method, folder, [*theirs, f"--seed={seed}"])
+                row["ours"] = our_losses(ours, seed, partition_hash)
+                records.append(files(), [row])
                 print(f"{case}, seed {seed}: {row['ours'][-1]:.4f}, theirs {row['theirs'][-1]:.4f}", flush=True)
 
 
@@ -93,25 +84,18 @@ def export(file: Path, seed: int) -> str:
     return array_hash(part_of)
 
 
-def original(python: Path, code: Path, method: str, folder: Path, arguments: list[str]) -> list[float]:
+def original(python: str, code: Path, method: str, folder: Path, arguments: list[str]) -> list[float]:
     """Losses of the public code."""
     out = folder / "losses.json"
-    command = [str(python), str(HERE / "original.py"), f"--method={method}", f"--code={code}"]
+    command = [python, str(HERE / "original.py"), f"--method={method}", f"--code={code}"]
     command += [f"--inputs={folder / 'inputs.npz'}", f"--out={out}", *THEIRS, *arguments]
     blocks.output_of(command, env={**os.environ, "DGLBACKEND": "pytorch", "PYTHONPATH": ""})
     return json.loads(out.read_text(encoding="utf-8"))
 
 
-def our_losses(folder: Path, overrides: list[str], seed: int, partition_hash: str) -> list[float]:
+def our_losses(overrides: list[str], seed: int, partition_hash: str) -> list[float]:
     """Of the weights that `export` has written for this seed, and of draws of our own."""
-    about = [*overrides, f"hydra.run.dir={folder}", "tracker=jsonl", f"seed={seed}"]
-    blocks.output_of([*blocks.GNNPAR, "train", *COMMON, *about])
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    if result["hashes"]["partition"] != partition_hash:
+    found = blocks.train([*COMMON, *overrides, f"seed={seed}"])
+    if found["result"]["hashes"]["partition"] != partition_hash:
         raise SystemExit("our run has other parts than the public code was given")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [row["loss/train"] for row in rows]
-
-
-if __name__ == "__main__":
-    main()
+    return [point["loss/train"] for point in found["curve"]]

@@ -1,16 +1,12 @@
 """Rows of the studies by cell: a study and a model; in it differences paired by seed, ratios formed inside blocks."""
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+from compare_all.studies import METHODS
 
 from gnnpar.report.statistics import Verdict, family, geometric_mean, mean, non_inferiority
-from studies import METHODS
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]

@@ -1,16 +1,12 @@
 """Figures of compare_all: epochs and accuracy on sbm, accuracy on every dataset, validation against time and bytes."""
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
-import pictures
-from cells import LINKS, Rows, by_cell, differences, methods_of, seconds
+import reports
+from compare_all.cells import LINKS, Rows, by_cell, differences, methods_of, seconds
 
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 
@@ -42,7 +38,7 @@ def overview(studies: Mapping[str, Rows], file: Path) -> None:
     names = methods_of(shown)
     if not names:
         return
-    plt = pictures.pyplot(8)
+    plt = reports.pyplot(8)
     figure, (times, off) = plt.subplots(1, 2, figsize=(8, 0.9 + 0.22 * len(names)), layout="constrained")
     for study, (colour, shift) in STYLES.items():
         for i, name in enumerate(names):
@@ -55,7 +51,7 @@ def overview(studies: Mapping[str, Rows], file: Path) -> None:
     for axes in (times, off):
         _rows(axes, names)
         _legend(axes, [axes])
-    pictures.save(figure, file)
+    reports.save(figure, file)
 
 
 def datasets(studies: Mapping[str, Rows], file: Path) -> None:
@@ -66,7 +62,7 @@ def datasets(studies: Mapping[str, Rows], file: Path) -> None:
     names = methods_of(by_cell(studies))
     if not names:
         return
-    plt = pictures.pyplot(7)
+    plt = reports.pyplot(7)
     columns = min(COLUMNS, len(shown))
     lines = -(-len(shown) // columns)
     size = (1.2 + 1.5 * columns, lines * (0.9 + 0.18 * len(names)))
@@ -83,7 +79,7 @@ def datasets(studies: Mapping[str, Rows], file: Path) -> None:
     _rows(axes[0], names)
     _legend(axes[columns - 1], axes, loc="upper left", bbox_to_anchor=(1, 1))
     figure.supxlabel("test metric over single, points")
-    pictures.save(figure, file)
+    reports.save(figure, file)
 
 
 def to_target(studies: Mapping[str, Rows], file: Path) -> None:
@@ -91,7 +87,7 @@ def to_target(studies: Mapping[str, Rows], file: Path) -> None:
     cells = {study: methods for (study, _), methods in by_cell(studies).items()}
     if not cells:
         return
-    plt = pictures.pyplot(7)
+    plt = reports.pyplot(7)
     figure, axes = plt.subplots(len(cells), 2, figsize=(8, 2.8 * len(cells)), squeeze=False, layout="constrained")
     for row, (study, methods) in zip(axes, cells.items(), strict=True):
         for axis, key, unit in zip(row, ("time/train_seconds", "comm/total_bytes_so_far"), (1, 1e6), strict=True):
@@ -104,7 +100,7 @@ def to_target(studies: Mapping[str, Rows], file: Path) -> None:
         row[0].set(xlabel="training seconds", ylabel=f"{study}: validation, %", xscale="log")
         row[1].set(xlabel="MB sent", xscale="log")
         _legend(row[1], row, fontsize=5, loc="upper left", bbox_to_anchor=(1, 1))
-    pictures.save(figure, file)
+    reports.save(figure, file)
 
 
 def _accuracy(axes: Any, models: Mapping[str, Mapping[str, Rows]], names: Sequence[str]) -> None:

@@ -1,13 +1,8 @@
 """The table to begin with: what each strategy costs beside vanilla, and whether its accuracy is that of `single`."""
 
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
-from cells import LINKS, VERDICTS, Cell, Cells, Row, Rows, counts, judged, methods_of, ratios
+from compare_all.cells import LINKS, VERDICTS, Cell, Cells, Row, Rows, counts, judged, methods_of, ratios
 
 from gnnpar.report.statistics import geometric_mean, mean
 

@@ -1,24 +1,29 @@
-"""The tables and figures of README.md from the JSONL files: `python experiments/compare_all/report.py`.
+"""Tables and figures of every strategy side by side."""
 
-`--quick` reads the rehearsal's files, `--folder` another folder's; `--page FOLDER` also writes pages and table.md.
-"""
-
-import argparse
 import html
-import sys
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
 import blocks
-import figures
-import glance
-import records
+import pandas
 import reports
-from cells import VERDICTS, Cells, Row, Rows, best_baseline, by_cell, differences, points, speedups, verdicts
+from compare_all import figures, glance, shares
+from compare_all.cells import (
+    VERDICTS,
+    Cells,
+    Row,
+    Rows,
+    best_baseline,
+    by_cell,
+    differences,
+    points,
+    speedups,
+    verdicts,
+)
+from compare_all.studies import QUICK, STUDIES, TRIALS, listed, num_runs
+from records import Files
 
 from gnnpar.report import exports
 from gnnpar.report.comparison import Comparison, compare
@@ -27,9 +32,8 @@ from gnnpar.report.formatting import interval
 from gnnpar.report.page import write_page
 from gnnpar.report.runs import collect
 from gnnpar.report.statistics import mean, non_inferiority
-from studies import QUICK, STUDIES, TRIALS, listed, num_runs
 
-FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg", "deep.svg")
+FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg", "deep.svg", "shares.svg")
 TIMED = ("speed", "paced", "quick_speed", "quick_paced")
 TRIED = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)
 ACCURACY = ("strategy", "cells", *VERDICTS, "unfit", "mean difference", "worst", "where the control is inferior")
@@ -108,17 +112,17 @@ def trials(rows: Rows) -> Iterable[str]:
     yield ""
 
 
-def draw(found: Mapping[str, Rows], file: Path) -> None:
-    """figure.svg, and beside it those of datasets, of time to accuracy, of rivals and of a deep model, where these were
-    run: the last two have methods of their own."""
+def draw(found: Mapping[str, Rows], folder: Path, prefix: str) -> None:
+    """Draw the figures of what was run: rivals and a deep model have methods of their own."""
     plain = {name.removeprefix("quick_"): rows for name, rows in found.items()}
-    figures.overview(plain, file)
-    others = {name: rows for name, rows in found.items() if trained(name) and "accuracy" not in name}
-    for name, figure in (("rivals", FIGURES[3]), ("deep", FIGURES[4])):
-        alone = {n: others.pop(n) for n in (name, f"quick_{name}") if n in others}
-        figures.datasets(alone, file.with_name(figure))
-    figures.datasets(others, file.with_name(FIGURES[1]))
-    figures.to_target({n: rows for n, rows in plain.items() if "target" in n}, file.with_name(FIGURES[2]))
+    rest = [name for name in plain if trained(name) and name not in ("accuracy", "rivals", "deep")]
+    at = {name: folder / f"{prefix}{name}" for name in FIGURES}
+    figures.overview(plain, at["figure.svg"])
+    for names, file in ((["rivals"], "rivals.svg"), (["deep"], "deep.svg"), (rest, "datasets.svg")):
+        figures.datasets({name: plain[name] for name in names if name in plain}, at[file])
+    figures.to_target({n: rows for n, rows in plain.items() if "target" in n}, at["target.svg"])
+    if {"speed", "paced"} <= found.keys():
+        shares.draw(found, at["shares.svg"])
 
 
 PAGE = """<!doctype html>
@@ -144,42 +148,26 @@ def write_pages(found: Mapping[str, Rows], said: str, folder: Path) -> None:
 
 def as_html(said: str) -> str:
     """Headings, tables and lines of the report."""
-    parts, head = [], True
-    for line in html.escape(said, quote=False).splitlines():
-        if line.startswith("|"):
-            cells, tag = line.strip("| ").split(" | "), "th" if head else "td"
-            if not all(set(cell) <= set("-:|") for cell in cells):
-                row = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
-                parts.append(f"{'<table>' if head else ''}<tr>{row}</tr>")
-            head = False
-            continue
-        parts += [] if head else ["</table>"]
-        head = True
-        parts.append(f"<h2>{line[4:]}</h2>" if line.startswith("### ") else f"<p>{line}" if line else "")
-    return "\n".join([*parts, *([] if head else ["</table>"])]) + "\n"
+
+    def table(found: re.Match[str]) -> str:
+        head, _, *body = (line.strip("| ").split(" | ") for line in found[0].splitlines())
+        return pandas.DataFrame(body, columns=head).to_html(index=False, border=0, escape=False) + "\n"
+
+    text = re.sub(r"(?:^\|.*\n)+", table, html.escape(f"{said}\n", quote=False), flags=re.MULTILINE)
+    return re.sub(r"^### (.*)$", r"<h2>\1</h2>", text, flags=re.MULTILINE).replace("\n\n", "\n<p>")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="of the rehearsal's lines")
-    parser.add_argument("--folder", type=Path, default=HERE, help="of the raw lines (beside this file)")
-    parser.add_argument("--figure", type=Path, help="the figure to draw (figure.svg beside the lines)")
-    parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, a page a study, table.md")
-    options = parser.parse_args()
-    read = {name: records.read(options.folder / f"{name}.jsonl") for name in (QUICK if options.quick else STUDIES)}
+def report(files: Files, *, quick: bool = False, page: str = "") -> None:
+    """Print the tables and draw the figures. quick: of the rehearsal. page: folder of report.html and table.md."""
+    read = {name: files.read(name) for name in (QUICK if quick else STUDIES)}
     found = {name: in_order(name, rows) for name, rows in read.items() if rows}
     if not found:
-        raise SystemExit(f"no lines of a study in {options.folder}; run.py writes them")
-    said = (NOTE if options.quick else "") + "\n".join(text(found))
+        raise SystemExit(f"no lines of a study in {files.folder}; study.py run writes them")
+    said = (NOTE if quick else "") + "\n".join(text(found))
     print(said)
-    if options.page:
-        options.page.mkdir(parents=True, exist_ok=True)
-    place = options.page or options.folder
-    draw(found, options.figure or place / ("quick.svg" if options.quick and not options.page else FIGURES[0]))
-    if options.page:
-        write_pages(found, said, options.page)
-        print(f"pages -> {options.page / 'report.html'}")
-
-
-if __name__ == "__main__":
-    main()
+    place = Path(page) if page else files.figure.parent
+    place.mkdir(parents=True, exist_ok=True)
+    draw(found, place, "quick_" * quick * (not page))
+    if page:
+        write_pages(found, said, place)
+        print(f"pages -> {place / 'report.html'}")

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 NAMES = ["speed", "paced", "accuracy", "rivals", "verdict", "target", "target_paced", "deep"]
 NAMES += ["sbm_products", "sbm_reddit", "cora", "citeseer", "computers", "cs", "squirrel", "tolokers", "tuned"]
 STUDIES = {name: read_study(HERE / f"{name}.yaml") for name in NAMES}
-QUICK = {f"quick_{name}": read_study(HERE / f"{name}.quick.yaml") for name in (*NAMES[:3], "deep", "cora")}
+QUICK = {f"quick_{name}": read_study(HERE / f"quick_{name}.yaml") for name in (*NAMES[:3], "deep", "cora")}
 METHODS = list(yaml.safe_load((HERE / "methods.yaml").read_text(encoding="utf-8"))["methods"])  # in every table
 TRIALS = {"tuned": 16}  # of every strategy before it trains with what was best
 TUNED = ", tuned"  # ends the name of a job with what its trials chose

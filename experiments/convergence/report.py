@@ -1,24 +1,21 @@
-"""Tables of README.md from results.jsonl: `python experiments/convergence/report.py [FILE] [--figure FILE]`.
+"""Accuracy at full length, and how many of the runs are there.
 
 Differences are paired by seed; verdicts of a method over its cells are corrected for their number (Holm), margin 0.3
 points. Cells whose lines are few are tables all the same: their heading says how many of how many runs are there.
 """
 
 import statistics
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import declared
-import pictures
-import records
 import reports
-from paired import Runs, differences, points
+from paired import Row, Runs, differences, points
+from records import Files
 
+from gnnpar.config.study import read_study
 from gnnpar.report.formatting import interval
 from gnnpar.report.statistics import Verdict, family, mean
 
@@ -28,17 +25,17 @@ EXACT, CONTROL = "exact", "drop"
 COLOURS = {"exact": "#000000", "drop": "#7a8794", "gnnpipe": "#8e5ea2", "gnnpipe, exact start": "#c59bd8"}
 COLOURS |= {"adaqp": "#d9780f"}
 HEADINGS = ("method", "seeds", "test, %", "over exact, points", "verdict", "epochs", "at the limit", "failed")
-STUDY = declared.parts(HERE)["results"]
+STUDY = read_study(Path(__file__).with_name("study.yaml"))
 CELLS, METHODS, SEEDS = STUDY.axes["cell"], STUDY.axes["method"], len(STUDY.seed_list)
 Trained = Mapping[str, Runs]  # method -> completed runs
 Failed = Mapping[tuple[str, str], int]  # (cell, method) -> runs
 
 
-def read(file: Path) -> tuple[dict[str, dict[str, dict[int, Any]]], dict[tuple[str, str], int]]:
+def read(rows: Iterable[Row]) -> tuple[dict[str, dict[str, dict[int, Any]]], dict[tuple[str, str], int]]:
     """Completed runs of cells that have some; how many failed."""
     found: dict[str, dict[str, dict[int, Any]]] = {}
     failed: dict[tuple[str, str], int] = {}
-    for row in records.read(file):
+    for row in rows:
         cell, method = row["job"].split("; ")
         if row["result"]["status"] == "completed":
             found.setdefault(cell, {}).setdefault(method, {})[row["block"]] = row
@@ -82,9 +79,9 @@ def fitness(cell: str, judged: Mapping[tuple[str, str], Verdict]) -> str:
     return says[judged.get((cell, CONTROL), "not enough runs")]
 
 
-def draw(cells: Mapping[str, Trained], file: Path) -> None:
+def draw(cells: Mapping[str, Trained], files: Files) -> None:
     """Mean validation against the epoch, while all seeds of a method still train."""
-    plt = pictures.pyplot(8)
+    plt = reports.pyplot(8)
     columns = min(3, len(cells))
     lines = -(-len(cells) // columns)
     figure, axes = plt.subplots(
@@ -101,12 +98,11 @@ def draw(cells: Mapping[str, Trained], file: Path) -> None:
     for axis in axes.flat[len(cells) :]:
         axis.set_axis_off()
     axes.flat[0].legend(frameon=False)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    options = reports.asked(HERE, file="results.jsonl")
-    cells, failed = read(options.file)
+def report(files: Files) -> None:
+    cells, failed = read(files.read())
     judged = verdicts(cells)
     there = sum(len(runs) for trained in cells.values() for runs in trained.values()) + sum(failed.values())
     every = len(CELLS) * len(METHODS) * SEEDS
@@ -117,8 +113,4 @@ def main() -> None:
         reports.show(title, table(cell, trained, judged, failed))
         print(f"\n{fitness(cell, judged)}")
     if cells:
-        draw(cells, options.figure)
-
-
-if __name__ == "__main__":
-    main()
+        draw(cells, files)

@@ -1,7 +1,9 @@
-"""The tables of README.md from results.csv: `python experiments/epoch_speed/report.py`."""
+"""Epochs beside PyG's, and of two ranks beside one."""
 
 import csv
-from pathlib import Path
+
+import reports
+from records import Files
 
 NAMES = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT, 4 heads"}
 
@@ -10,22 +12,22 @@ def ratio(row: dict[str, str]) -> str:
     return f"{float(row['speedup']):.2f} ({float(row['low']):.2f} to {float(row['high']):.2f})"
 
 
-def main() -> None:
-    with (Path(__file__).parent / "results.csv").open() as file:
+def report(files: Files) -> None:
+    with files().with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
-    print("| model | threads | `single` | PyG | PyG / `single` (range) | peak above live, `single` / PyG |")
-    print("|---|---|---|---|---|---|")
-    for row in (row for row in rows if row["table"] == "pyg"):
-        seconds = f"{float(row['single_seconds']):.3f} s | {float(row['other_seconds']):.3f} s"
-        peaks = f"{float(row['single_mib']):.0f} / {float(row['other_mib']):.0f} MiB"
-        print(f"| {NAMES[row['model']]} | {row['threads']} | {seconds} | {ratio(row)} | {peaks} |")
-    print("\n| model | 2 ranks x 1 thread | faster than `single`, 1 thread | than `single`, 2 threads |")
-    print("|---|---|---|---|")
+    of = {
+        "model": lambda row: NAMES[row["model"]],
+        "threads": lambda row: row["threads"],
+        "`single`": lambda row: f"{float(row['single_seconds']):.3f} s",
+        "PyG": lambda row: f"{float(row['other_seconds']):.3f} s",
+        "PyG / `single` (range)": ratio,
+        "peak above live, `single` / PyG": lambda row: (
+            f"{float(row['single_mib']):.0f} / {float(row['other_mib']):.0f} MiB"
+        ),
+    }
+    print(reports.columns(of, [row for row in rows if row["table"] == "pyg"]))
     ranks = {(row["model"], row["threads"]): row for row in rows if row["table"] == "ranks"}
-    for model, name in NAMES.items():
-        one, two = ranks[model, "1"], ranks[model, "2"]
-        print(f"| {name} | {float(one['other_seconds']):.3f} s | {ratio(one)} | {ratio(two)} |")
-
-
-if __name__ == "__main__":
-    main()
+    both = [(name, ranks[model, "1"], ranks[model, "2"]) for model, name in NAMES.items() if (model, "1") in ranks]
+    lines = [[name, f"{float(one['other_seconds']):.3f} s", ratio(one), ratio(two)] for name, one, two in both]
+    heads = ("model", "2 ranks x 1 thread", "faster than `single`, 1 thread", "than `single`, 2 threads")
+    print("", reports.table(heads, lines), sep="\n")

@@ -1,4 +1,4 @@
-"""Tables and figure of results.jsonl: `python experiments/gnnpipe_convergence/report.py [FILE] [--figure FILE]`.
+"""Accuracy of each technique, with curves.
 
 Differences are paired by seed; "not inferior" is protocol rule 12 with a margin of 1 point. Where the drop control
 passes too, the dataset cannot carry the claim. Targets are the exact runs' mean best validation less one deviation.
@@ -7,19 +7,16 @@ passes too, the dataset cannot carry the claim. Targets are the exact runs' mean
 import itertools
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import pictures
-import records
 import reports
 from paired import FIT, Row, Runs, average, curve, differences, points, target
+from records import Files
 
 from gnnpar.report.statistics import mean, non_inferiority
 
@@ -67,10 +64,10 @@ def table(variants: Mapping[str, Runs]) -> str:
     return reports.table(heads, lines)
 
 
-def draw(cells: Cells, file: Path) -> None:
+def draw(cells: Cells, files: Files) -> None:
     """Training loss above validation, mean over seeds; a column a study and model, four side by side. Losses that leave
     the axis have passed 1.2 times the first of exact training."""
-    plt = pictures.pyplot(8)
+    plt = reports.pyplot(8)
     bands = -(-len(cells) // WIDE)
     figure, axes = plt.subplots(
         2 * bands, min(WIDE, len(cells)), figsize=(10, 4.2 * bands), squeeze=False, layout="constrained"
@@ -90,12 +87,11 @@ def draw(cells: Cells, file: Path) -> None:
             losses.set_ylabel("training loss")
             metrics.set_ylabel("validation")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(DRAWN), frameon=False)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    options = reports.asked(HERE, file="results.jsonl")
-    cells = cells_of(records.read(options.file))
+def report(files: Files) -> None:
+    cells = cells_of(files.read())
     for (study, model), variants in cells.items():
         exact = variants["exact"]
         settings = next(iter(exact.values()))["result"]["settings"]["model"]
@@ -103,8 +99,4 @@ def main() -> None:
         if "drop" in variants and len(exact) > 1:
             control = non_inferiority(differences(variants["drop"], exact), MARGIN)
             print(f"\nThe drop control is {control}: the dataset {FIT.get(control, 'may not carry')} the claim.")
-    draw(cells, options.figure)
-
-
-if __name__ == "__main__":
-    main()
+    draw(cells, files)

@@ -4,19 +4,13 @@ Costs come from a *profile*: one rank that holds both stages (strategy.stages=1 
 chunk of every stage, beside a second copy of itself, as the two ranks of a pipeline compete for memory. Nothing of the
 measured runs enters a prediction: links are taken at their set rate, with a latency fixed here beforehand.
 
-    python experiments/gnnpipe_simulator/run.py            # appends to results.jsonl, about 25 minutes on 2 quiet cores
-    python experiments/gnnpipe_simulator/run.py --smoke    # a minute, over loopback alone; writes smoke.jsonl
-    python experiments/gnnpipe_simulator/report.py         # the table of results.jsonl
-
-Needs root and iproute2. A study that was stopped goes on where it was.
+Needs root and iproute2.
 """
 
-import argparse
 import itertools
 import json
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +20,10 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import records
+from records import Files
 
 from gnnpar.parallel.pipeline.schedule import fill_drain
 from gnnpar.parallel.pipeline.simulate import Link, simulate
@@ -103,35 +97,25 @@ def measure(layers: int, chunks: int, nodes: int, rate: float | None) -> dict[st
     return {key: result[key] for key in ("epoch_seconds", "breakdown_seconds", "oversubscribed", "load", "hardware")}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="one cell over loopback")
-    parser.add_argument("--nodes", type=int, default=6000)
-    options = parser.parse_args()
-    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    depths, chunk_counts, rates = ((4,), (4,), (None,)) if options.smoke else (DEPTHS, CHUNKS, RATES)
-    nodes = 600 if options.smoke else options.nodes
-    done = records.read(out)
+def run(files: Files, *, nodes: int = 6000) -> None:
+    """Profile, then measure cells in random order."""
+    depths, chunk_counts, rates = ((4,), (4,), (None,)) if files.smoke else (DEPTHS, CHUNKS, RATES)
+    nodes = 600 if files.smoke else nodes
+    done = files.read()
     profiles = {(row["layers"], row["chunks"]): row for row in done if row["kind"] == "profile"}
     for layers, chunks in itertools.product(depths, chunk_counts):
         if (layers, chunks) not in profiles:
             found = {"kind": "profile", "layers": layers, "chunks": chunks, **profile(layers, chunks, nodes)}
             profiles[layers, chunks] = found
-            records.append(out, [found])
+            records.append(files(), [found])
             print(f"profile of {layers} layers, {chunks} chunks", flush=True)
     cells = list(itertools.product(depths, chunk_counts, rates, range(REPEATS)))
     random.Random(0).shuffle(cells)
     seen = {(row["layers"], row["chunks"], row["rate"], row["repeat"]) for row in done if row["kind"] == "cell"}
-    for number, (layers, chunks, rate, repeat) in enumerate(cells, 1):
-        if (layers, chunks, rate, repeat) in seen:
-            continue
+    for layers, chunks, rate, repeat in (cell for cell in cells if cell not in seen):
         row = {"kind": "cell", "layers": layers, "chunks": chunks, "rate": rate, "repeat": repeat}
         row["predicted"] = predict(profiles[layers, chunks], chunks, rate)
         row |= measure(layers, chunks, nodes, rate)
-        records.append(out, [row])
+        records.append(files(), [row])
         measured = row["epoch_seconds"]["median"]
-        print(f"{number}/{len(cells)}: {row['predicted']:.4f} s predicted, {measured:.4f} s measured", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        print(f"{row['predicted']:.4f} s predicted, {measured:.4f} s measured", flush=True)

@@ -1,21 +1,22 @@
-"""Tables and figure of README.md: `python experiments/gnnpipe_volume/report.py [FILE] [--figure FILE]`."""
+"""Volumes of GNNPipe's main table by formula, and bytes that were sent: tables and figure."""
 
+import itertools
 import statistics
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paper import BYTES, both
+from gnnpipe_volume.paper import BYTES, both
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import pictures
-import records
 import reports
+from records import Files
 
 Rows = dict[tuple[str, int, str], dict[str, Any]]
 NAMES = ("graph", "pipeline", "hybrid")
+SBM = ("gcn", "sage", "gcnii", "resgcn")  # models that are trained on sbm
+STRATEGIES = {"graph_parallel": (1, 4), "gnnpipe": (4, 1), "hybrid": (2, 2)}  # stages, ways
 COLOURS = ("#444444", "#d95f02", "#1b9e77")
 
 
@@ -37,6 +38,17 @@ def deviations() -> list[float]:
     """Formula over log less 1, of all 48 volumes; logs have two decimals, so half a unit of the last is taken off."""
     pairs = [pair for formula, logged in both().values() for pair in zip(formula, logged, strict=True)]
     return [max(0.0, abs(ours - theirs) - 0.005) / theirs for ours, theirs in pairs]
+
+
+def line(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the formulas need, also of lines that blocks.py has written."""
+    if "job" not in row:
+        return dict(row)
+    model, layers, strategy = row["job"].split("; ")
+    shape = {"nodes": row["graph"]["nodes"], "hidden": 32, "alpha": row["graph"]["alpha"]}
+    stages, ways = STRATEGIES[strategy]
+    about = {"model": model, "layers": int(layers), "strategy": strategy, "stages": stages, "ways": ways}
+    return about | shape | {"bytes_per_epoch": row["result"]["bytes_per_epoch"]}
 
 
 def expected(row: dict[str, Any], alpha: float) -> dict[str, float]:
@@ -78,8 +90,8 @@ def measured_table(rows: Rows) -> str:
     return reports.table((*heads, "graph_parallel / this", "alpha L / ((S - 1)(1 + delta))"), lines)
 
 
-def draw(rows: Rows, file: Path) -> None:
-    plt = pictures.pyplot()
+def draw(rows: Rows, files: Files) -> None:
+    plt = reports.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.6), layout="constrained")
     for number, (name, colour) in enumerate(zip(NAMES, COLOURS, strict=True)):
         pairs = [(logged[number], formula[number]) for formula, logged in both().values()]
@@ -88,7 +100,7 @@ def draw(rows: Rows, file: Path) -> None:
     axes[0].set(xscale="log", yscale="log", xlabel="logged by the authors, GiB", ylabel="by formula, GiB")
     axes[0].set_title("8 GPUs, 32 layers")
     axes[0].legend(frameon=False)
-    for strategy, colour in zip(("graph_parallel", "gnnpipe", "hybrid"), COLOURS, strict=True):
+    for strategy, colour in zip(STRATEGIES, COLOURS, strict=True):
         mine = [row for (_, _, name), row in rows.items() if name == strategy]
         pairs = [(sum(expected(r, r["alpha"]).values()) / 2**20, sum(sent(r).values()) / 2**20) for r in mine]
         axes[1].plot(*zip(*pairs, strict=True), "o", color=colour, ms=4, label=strategy)
@@ -96,21 +108,13 @@ def draw(rows: Rows, file: Path) -> None:
     axes[1].plot(ends, ends, "-", color="0.8", lw=1, zorder=0)
     axes[1].set(xscale="log", yscale="log", xlabel="by formula, MiB", ylabel="sent, MiB", title="sbm, 4 ranks")
     axes[1].legend(frameon=False)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    options = reports.asked(HERE, file="results.jsonl")
+def report(files: Files) -> None:
     print(paper_table())
     print(f"\n48 volumes: the largest deviation beyond rounding is {max(deviations()):.2%}\n")
-    measured = records.read(options.file)
-    if not measured:
-        print(f"{options.file.name} is not there: run.py measures sbm")
-        return
-    rows = {(row["model"], row["layers"], row["strategy"]): row for row in measured}
-    print(measured_table(rows))
-    draw(rows, options.figure)
-
-
-if __name__ == "__main__":
-    main()
+    found = {(row["model"], row["layers"], row["strategy"]): row for row in map(line, files.read())}
+    if rows := {key: found[key] for key in itertools.product(SBM, (8, 32), STRATEGIES) if key in found}:
+        print(measured_table(rows))
+        draw(rows, files)

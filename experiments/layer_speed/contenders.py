@@ -200,7 +200,7 @@ def mapped(name: str, **kwargs: object) -> PyG:
 def relational_model(dataset: Dataset) -> Race:
     theirs = {"num_layers": 3, "hidden_channels": NARROW, "p": 0.5}
     mapped, own = (
-        PyG(target="nets.RGCN", kwargs=theirs, self_loops=False),
+        PyG(target="layer_speed.nets.RGCN", kwargs=theirs, self_loops=False),
         RGCN(num_layers=3, hidden=NARROW, dropout=0.5),
     )
     return epochs("R-GCN", dataset, {MAPPED: mapped, OWN: own})

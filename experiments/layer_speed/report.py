@@ -1,20 +1,18 @@
-"""Tables of README.md: `python experiments/layer_speed/report.py [FILE]`.
+"""Layers, weighted sums, mapped models and starts beside their targets.
 
 Seconds are medians of blocks. A ratio is the geometric mean of the ratios inside blocks, a difference their mean, each
 with Student's interval of 95 %. A target is reached, or missed, where the whole interval says so.
 """
 
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # of JSON
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import records
 import reports
+from records import Files
 
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 
@@ -32,8 +30,8 @@ START = ("run", "`gnnpar train`", "`gnnpar.train`", "Python adds (95 %)", "at mo
 Row = Mapping[str, Any]
 
 
-def main() -> None:
-    rows = records.read(reports.asked(HERE, file="results.jsonl").file)
+def report(files: Files) -> None:
+    rows = files.read()
     reports.show("layers: forward and backward", reports.table(LAYERS, layers(rows)))
     reports.show("weighted sums: forward and backward", reports.table(SUMS, sums(rows)))
     reports.show("mapped models: an epoch of `single`", reports.table(MODELS, models(rows)))
@@ -98,7 +96,3 @@ def start(rows: Sequence[Row]) -> Iterator[list[object]]:
         times = [f"{typical(blocks, name):.2f} s" for name in ("gnnpar train", "gnnpar.train")]
         reached = verdict(lambda value: value <= ADDED, found)
         yield [case, *times, f"{reports.interval(found, '+.2f')} s", ADDED, reached]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,9 @@
 """Layers, weighted sums and mapped models beside what they are held to, and what a start from Python costs.
 
-    python experiments/layer_speed/run.py            # results.jsonl
-    python experiments/layer_speed/run.py --smoke    # a fiftieth of the graph: does it run? writes smoke.jsonl
-    python experiments/layer_speed/report.py         # tables
-
 Calls of a race take turns, in an order of the block's own, so that a slow minute of the machine hits all of them. The
 checkout must be clean: each line names its commit.
 """
 
-import argparse
-import datetime
-import os
 import random
 import sys
 import time
@@ -18,20 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any  # of JSON
 
-import psutil
 import torch
 from torch import Tensor
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT / "tests")]
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests"))
 
 import records
-from contenders import CLOSE, Call, Race, Tensors, races
-from epochs import peak_bytes
+from epochs import facts, peak_bytes
+from layer_speed.contenders import CLOSE, Call, Race, Tensors, races
+from records import Files
 
 import startup
-from gnnpar.training.result.result import commit, installed, processor, versions
+from gnnpar.training.result.result import commit
 
 NODES, SMALL = 50_000, 1_000
 BLOCKS, SMOKE_BLOCKS = 10, 3
@@ -43,16 +35,6 @@ STARTS: Mapping[str, Mapping[str, object]] = {
     "one rank": {"strategy": "single"},
     "two ranks": {"strategy": "graph_parallel", "world_size": 2, "threads_per_rank": 1},
 }
-
-
-def facts() -> dict[str, Any]:
-    return {
-        "date": datetime.datetime.now().isoformat(timespec="minutes"),
-        "hardware": f"{processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "versions": {**versions(), "torch_geometric": installed("torch_geometric")},
-        "commit": commit(),
-        "load": os.getloadavg()[0],
-    }
 
 
 def seconds_of(call: Call, times: int = 1) -> float:
@@ -139,25 +121,15 @@ def keep(out: Path, found: Iterable[dict[str, Any]]) -> None:
     records.append(out, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="a fiftieth of the graph, three blocks")
-    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--blocks", type=int, default=BLOCKS)
-    options = parser.parse_args()
-    if not options.smoke and str(commit()).endswith("+"):
+def run(files: Files, *, part: tuple = PARTS, blocks: int = BLOCKS) -> None:
+    """Measure races and starts. part: start, layers, sums, models. In a rehearsal, on a fiftieth of the graph."""
+    if not files.smoke and str(commit()).endswith("+"):
         raise SystemExit("the checkout has changes: commit them, each line names its commit")
-    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    blocks, threads = (SMOKE_BLOCKS, (1,)) if options.smoke else (options.blocks, THREADS)
-    done = {(row["part"], row["case"]) for row in records.read(out)}
-    if "start" in options.part:
-        for case in STARTS:
-            if ("start", case) not in done:
-                keep(out, measure_start(case, blocks=blocks))
-    for race in races(SMALL if options.smoke else NODES, options.part):
+    blocks, threads = (SMOKE_BLOCKS, (1,)) if files.smoke else (blocks, THREADS)
+    done = {(row["part"], row["case"]) for row in files.read()}
+    for case in STARTS if "start" in part else ():
+        if ("start", case) not in done:
+            keep(files(), measure_start(case, blocks=blocks))
+    for race in races(SMALL if files.smoke else NODES, part):
         if (race.part, race.case) not in done:
-            keep(out, measure(race, blocks=blocks, threads=threads))
-
-
-if __name__ == "__main__":
-    main()
+            keep(files(), measure(race, blocks=blocks, threads=threads))

@@ -1,16 +1,14 @@
-"""The table of README.md from the lines: python experiments/one_gpu/report.py."""
+"""Epochs and memory of each contender."""
 
 import statistics
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import records
 import reports
+from records import Files
 
 MODELS = {"gcn": "GCN", "sage": "GraphSAGE", "gat": "GAT, 4 heads"}
 BASE = "single"
@@ -41,15 +39,11 @@ def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
+def report(files: Files) -> None:
     heads = ["size of", "model", "contender", "ms an epoch (fastest to slowest)", "times as fast as `single`"]
-    for card, rows in reports.by(records.read(HERE / "results.jsonl"), lambda row: row["hardware"]).items():
+    for card, rows in reports.by(files.read(), lambda row: row["hardware"]).items():
         of, graphs = reports.by(rows, lambda row: (row["graph"], row["model"])), dict.fromkeys(r["graph"] for r in rows)
         cells = [of[graph, model] for graph in graphs for model in MODELS if (graph, model) in of]
         bases = [next(row for row in cell if row["contender"] == BASE) for cell in cells]
         lines = [line(row, base) for cell, base in zip(cells, bases, strict=True) for row in cell]
         print(f"\n{card}\n\n{reports.table([*heads, 'MiB', 'of `single`'], lines)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,88 +1,45 @@
-"""What is predicted and then measured: cells of a graph, a model, ranks and links, and the candidates of each.
-
-Fixed before the first measurement. A candidate is named as the planner's table names it.
-"""
+"""Cells of a graph, a model, ranks and links, and the candidates of each: cells.yaml."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any  # of YAML
 
-GRAPHS = {
-    "sbm 4k": ("dataset=sbm", "dataset.num_nodes=4000"),
-    "sbm 8k": ("dataset=sbm", "dataset.num_nodes=8000"),
-    "sbm 20k": ("dataset=sbm", "dataset.num_nodes=20000", "dataset.num_features=128"),
-    "reddit 2 %": ("dataset=sbm_reddit", "dataset.scale=0.02", "dataset.avg_degree=60"),
-}
-MODELS = {
-    "gcn 3": ("model=gcn", "model.num_layers=3", "model.hidden=64"),
-    "gcn 3 x 128": ("model=gcn", "model.num_layers=3", "model.hidden=128"),
-    "sage 3": ("model=sage", "model.num_layers=3", "model.hidden=64"),
-    "gat 2": ("model=gat", "model.num_layers=2", "model.hidden=64"),
-    "resgcn 16": ("model=resgcn", "model.num_layers=16", "model.hidden=32"),
-    "gcnii 12": ("model=gcnii", "model.num_layers=12", "model.hidden=32"),
-}
-VANILLA, OVERLAP, BF16 = "graph_parallel, no overlap", "graph_parallel", "graph_parallel, 16 bit"
-EIGHT, FOUR, TWO = "adaqp, 8 bit", "adaqp, 4 bit", "adaqp, 2 bit"
-SAR, EAGER = "sar, prefetch 0, push", "sar, prefetch 1, push"
-ONE, CHUNKS = "gnnpipe 2 stages, 1 chunk", "gnnpipe 2 stages, 8 chunks"
-LOOPBACK = "loopback"
+import yaml
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
-    """`link`: loopback, or Gbit/s of each of two shaped hosts, which one rank has no use for. `threads`: of a rank."""
+    """`problem`: overrides of graph and model. `threads`: of a rank."""
 
     graph: str
     model: str
     link: str
+    candidates: Sequence[str]
     ranks: int = 2
     threads: int = 1
-    candidates: tuple[str, ...]
+    problem: Sequence[str] = ()
 
     @property
-    def name(self) -> str:
-        return f"{self.graph}; {self.model}; {self.ranks} ranks; {self.link}"
+    def jobs(self) -> list[str]:
+        name = f"{self.graph}; {self.model}; {self.ranks} ranks; {self.link}"
+        return [f"{name}; {label}" for label in self.candidates]
 
     @property
     def overrides(self) -> list[str]:
-        paced = (
-            []
-            if self.link == LOOPBACK or self.ranks == 1
-            else ["launch=paced", f"launch.rate_gbps={self.link.split()[0]}"]
-        )
+        shaped = self.link != "loopback" and self.ranks > 1
+        paced = ["launch=paced", f"launch.rate_gbps={self.link.split()[0]}"] if shaped else []
         here = [f"world_size={self.ranks}", f"threads_per_rank={self.threads}", "seed=0", "topology=measured", *paced]
-        return [*GRAPHS[self.graph], *MODELS[self.model], *here]
+        return [*self.problem, *here]
 
 
-def _cell(graph: str, model: str, link: str, *candidates: str) -> Cell:
-    return Cell(graph=graph, model=model, link=link, candidates=candidates)
+def cells(which: str, *files: Path) -> list[Cell]:
+    """Return the `cells` or `smoke` of the last file; graphs and models are in any."""
+    told: list[dict[str, Any]] = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
+    known = {name: overrides for each in told for key in ("graphs", "models") for name, overrides in each[key].items()}
+    return [Cell(*each, problem=[*known[each[0]], *known[each[1]]]) for each in told[-1][which]]
 
 
-CELLS = (
-    _cell("sbm 8k", "gcn 3", LOOPBACK, VANILLA, OVERLAP, BF16, EIGHT, SAR, ONE, CHUNKS),
-    _cell("sbm 8k", "gcn 3", "0.3 Gbit/s", VANILLA, OVERLAP, BF16, EIGHT, FOUR, CHUNKS),
-    _cell("sbm 8k", "gcn 3", "0.05 Gbit/s", OVERLAP, BF16, EIGHT, FOUR, TWO, CHUNKS),
-    _cell("sbm 20k", "sage 3", LOOPBACK, VANILLA, OVERLAP, BF16, FOUR, EAGER, CHUNKS),
-    _cell("sbm 20k", "sage 3", "1 Gbit/s", VANILLA, OVERLAP, BF16, FOUR, SAR),
-    _cell("reddit 2 %", "gcn 3 x 128", "0.1 Gbit/s", OVERLAP, BF16, EIGHT, TWO, CHUNKS),
-    _cell("reddit 2 %", "gat 2", LOOPBACK, VANILLA, OVERLAP, BF16, SAR, CHUNKS),
-    _cell("reddit 2 %", "gat 2", "0.3 Gbit/s", OVERLAP, BF16, FOUR, SAR, CHUNKS),
-    _cell("sbm 4k", "resgcn 16", LOOPBACK, OVERLAP, BF16, FOUR, ONE, CHUNKS),
-    _cell("sbm 4k", "resgcn 16", "0.1 Gbit/s", VANILLA, OVERLAP, BF16, FOUR, ONE, CHUNKS),
-    _cell("sbm 4k", "gcnii 12", "0.3 Gbit/s", OVERLAP, BF16, FOUR, ONE, CHUNKS),
-    *(
-        Cell(graph=graph, model=model, link=LOOPBACK, ranks=1, candidates=("single",))
-        for graph, model in (
-            ("sbm 8k", "gcn 3"),
-            ("sbm 20k", "sage 3"),
-            ("reddit 2 %", "gat 2"),
-            ("sbm 4k", "resgcn 16"),
-        )
-    ),
-)
-
-SMOKE = (
-    Cell(graph="sbm 4k", model="gcn 3", link=LOOPBACK, candidates=(OVERLAP, CHUNKS)),
-    Cell(graph="sbm 4k", model="gcn 3", link="0.3 Gbit/s", candidates=(OVERLAP, FOUR)),
-    Cell(graph="sbm 4k", model="gcn 3", link=LOOPBACK, ranks=1, candidates=("single",)),
-)
+CELLS = Path(__file__).with_name("cells.yaml")

@@ -1,15 +1,11 @@
 """Predicted and measured, configuration by configuration; shared with planner_choice."""
 
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
 import records
 import reports
@@ -58,9 +54,11 @@ def read(predictions: Path, results: Path, epoch: str = "median") -> list[Pair]:
     """Of configurations that were launched, in the order of the list. `epoch`: of a launch, its median or its mean."""
     launches, peaks = defaultdict(list), defaultdict(list)
     for row in records.read(results):
-        launches[row["job"]].append(row["result"]["epoch_seconds"][epoch])
-        if all(row["result"]["peak_bytes"] or [None]):
-            peaks[row["job"]].append(max(row["result"]["peak_bytes"]))
+        result = row["result"]
+        launches[row["job"]].append(result["epoch_seconds"][epoch])
+        peak = result.get("peak_bytes") or result["memory_bytes"]["peak"]  # KEPT of the committed lines
+        if all(peak or [None]):
+            peaks[row["job"]].append(max(peak))
     said = [row for row in records.read(predictions) if row["job"] in launches]
     return [Pair(s, tuple(launches[s["job"]]), max(peaks[s["job"]], default=None)) for s in said]
 

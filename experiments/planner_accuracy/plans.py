@@ -1,30 +1,28 @@
 """Plans of a cell's candidates, and what is predicted of each before anything is measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any  # of JSON
 
 import records
-from cells import Cell
+from blocks import Jobs
+from planner_accuracy.cells import Cell
 
 from gnnpar.config.compose import compose
 from gnnpar.planner.planned import plan_of, planned
 from gnnpar.pricing.quality import QUALITIES
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
-KEPT = ("epoch_seconds", "breakdown_seconds", "bytes_per_epoch", "cpu_seconds", "hardware", "load", "commit")
-KEPT += ("oversubscribed", "provenance", "versions", "paced")
 
 
-def predict(cell: Cell, plans: Path, cache: Path) -> Iterable[dict[str, Any]]:
-    """A line a candidate of a cell; its plan is left in a folder of `plans`."""
-    overrides = [*cell.overrides, f"cache_dir={cache}"]
+def predict(cell: Cell, plans: Path) -> Iterable[dict[str, Any]]:
+    """Yield a line a candidate of a cell; its plan is left in a folder of `plans`."""
+    overrides = [*cell.overrides, f"cache_dir={plans / 'cache'}"]
     settings = compose(overrides)
     found = planned(settings, ranks=cell.ranks, allowed=frozenset(QUALITIES), search="enumerate", say=print)
     evaluated = {e.candidate.label: e for e in found.evaluated}
-    for label in cell.candidates:
-        job = f"{cell.name}; {label}"
+    for label, job in zip(cell.candidates, cell.jobs, strict=True):
         chosen = replace(found, evaluated=(evaluated[label],))
         plan = plan_of(chosen, lambda name: compose([*overrides, f"strategy={name}"]).resolved["strategy"], settings)
         plan.save(plans / folder_of(job))
@@ -43,14 +41,23 @@ def folder_of(job: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in job)
 
 
-def predictions(file: Path, cells: Sequence[Cell], plans: Path) -> list[dict[str, Any]]:
-    """Of all cells, made once: what is in the file stands."""
+def launches(
+    file: Path, cells: Sequence[Cell], epochs_of: Callable[[dict[str, Any]], int] = lambda row: row["epochs"]
+) -> list[Jobs]:
+    """Return the jobs of each cell, which run its plans. Predictions of all cells are made once: the file's stand."""
+    plans = file.with_name("smoke_plans")  # not committed
     known = {row["job"]: row for row in records.read(file)}
-    for cell in cells:
-        if all(f"{cell.name}; {label}" in known for label in cell.candidates):
-            continue
-        for row in predict(cell, plans, plans / "cache"):
+    for cell in (cell for cell in cells if not known.keys() >= set(cell.jobs)):
+        for row in predict(cell, plans):
             known[row["job"]] = row
             records.append(file, [row])
             print(f"{row['job']}: {1e3 * row['epoch_seconds']:.1f} ms predicted", flush=True)
-    return list(known.values())
+    found: list[Jobs] = []
+    for cell in cells:
+        links = [o for o in cell.overrides if o.startswith(("launch", "world_size", "threads_per_rank"))]
+        jobs = {}
+        for job in cell.jobs:
+            plan, epochs = plans / folder_of(job) / "plan.json", epochs_of(known[job])
+            jobs[job] = [f"plan={plan}", *links, f"epochs={epochs}", f"eval_every={epochs}", "checkpoint.keep=0"]
+        found.append(jobs)
+    return found

@@ -1,22 +1,16 @@
-"""Tables and figure of results.jsonl: `python experiments/planner_accuracy/report.py [--smoke] [--figure FILE]`.
+"""How near predictions come: tables and figure.
 
 A configuration's measured time is the median of its launches' medians. Nothing is fitted to these lines; the
 column `corrected` multiplies a family's predictions by the geometric mean of measured over predicted of all others.
 """
 
-import argparse
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
-from pairs import HERE, Pair, by, median_error, read
-
-sys.path.insert(0, str(HERE.parent))
-
-import pictures
 import reports
+from planner_accuracy.pairs import Pair, by, median_error, read
+from records import Files
 
 from gnnpar.planner.planner import USABLE
 
@@ -111,9 +105,9 @@ def everything(pairs: Pairs) -> str:
     return reports.table(heads, lines)
 
 
-def draw(pairs: Pairs, file: Path) -> None:
+def draw(pairs: Pairs, files: Files) -> None:
     """Predicted against measured, time and memory, a colour a family."""
-    plt = pictures.pyplot()
+    plt = reports.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 4.0), layout="constrained")
     for family, colour in COLOURS.items():
         mine = [p for p in pairs if p.family == family]
@@ -128,19 +122,10 @@ def draw(pairs: Pairs, file: Path) -> None:
         axis.fill_between(ends, low, high, color="#eeeeee", zorder=0)
         axis.set(xscale="log", yscale="log", xlabel=f"measured, {what}", ylabel=f"predicted, {what}")
     left.legend(frameon=False, fontsize=7)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--figure", type=Path)
-    options = parser.parse_args()
-    stem = "smoke_predictions.jsonl" if options.smoke else "predictions.jsonl"
-    pairs = read(HERE / stem, HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"))
+def report(files: Files) -> None:
+    pairs = read(files("predictions"), files())
     print("\n".join(summary(pairs)), families(pairs), cells(pairs), everything(pairs), sep="\n\n", end="\n\n")
-    draw(pairs, options.figure or HERE / ("smoke.svg" if options.smoke else "figure.svg"))
-
-
-if __name__ == "__main__":
-    main()
+    draw(pairs, files)

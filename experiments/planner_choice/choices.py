@@ -1,15 +1,10 @@
 """What each rule chooses among measured configurations, and what that costs."""
 
 import statistics
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any  # of JSON
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "planner_accuracy"), str(HERE.parent)]
-
-from pairs import Pair, by
+from planner_accuracy.pairs import Pair, by
 
 ALLOWED = {"exact": {"exact"}, "all classes": {"exact", "rounded", "quantized", "stale"}}
 ALWAYS = "graph_parallel"  # full precision, overlapped

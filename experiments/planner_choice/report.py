@@ -1,20 +1,17 @@
-"""Tables of results.jsonl: `python experiments/planner_choice/report.py [--smoke]`."""
+"""What the planner and simple rules choose, and what that costs: tables."""
 
-import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "planner_accuracy"), str(HERE.parent)]
 
-import pool
-import records
 import reports
-from choices import choices
-from pairs import Pair, by
+from planner_accuracy.pairs import Pair, by
+from planner_choice import pool
+from planner_choice.choices import choices
+from records import Files
 
 WITHIN = 0.05
 KEYS = ("graph", "model", "link", "allowed")
@@ -81,19 +78,12 @@ def measured(pairs: Sequence[Pair]) -> str:
     return reports.table((*pool.POOL_KEYS, *heads), lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    options = parser.parse_args()
-    if not options.smoke and (pairs := pool.pairs()):
+def report(files: Files) -> None:
+    if pairs := pool.measured(files):
         rows = list(choices(pairs, keys=pool.POOL_KEYS, classes=pool.POOL_CLASSES, rules=pool.POOL_RULES))
         print("### every strategy and one device\n")
         for shown in (summary(rows), chosen_from_pool(rows), families(pairs), measured(pairs)):
             print(shown, end="\n\n")
         print("### cells of planner_accuracy\n")
-    rows = records.read(HERE / ("smoke.jsonl" if options.smoke else "results.jsonl"))
+    rows = files.read()
     print(summary(rows), cells(rows), sep="\n\n", end="\n\n")
-
-
-if __name__ == "__main__":
-    main()

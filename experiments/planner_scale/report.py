@@ -1,18 +1,16 @@
-"""Table and figure of README.md from results.jsonl: `python experiments/planner_scale/report.py [--figure FILE]`."""
+"""Which strategy is predicted to win: tables and figure."""
 
 import itertools
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import pictures
-import records
 import reports
+from planner_scale.run import AXES
+from records import Files
 
 PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
 COLOURS = {"graph_parallel": "#2b7bba", "sar": "#1a9e77", "gnnpipe": "#d1495b", "hybrid": "#e09f1f", "none": "#d5d9dd"}
@@ -24,7 +22,6 @@ TITLES = {
     "rate": "32 layers, 10^7 nodes",
     "depth and rate": "64 ranks, 10^7 nodes",
 }
-AXES = {"nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"), "depth and rate": ("rate", "layers")}
 LABELS = {"ranks": "ranks", "layers": "layers", "nodes": "nodes", "rate": "Gbit/s a host"}
 Row = dict[str, Any]
 
@@ -91,8 +88,8 @@ def wins(panels: dict[str, list[Row]]) -> str:
     return reports.table((*heads, "with 4 bit rows adaqp wins"), lines)
 
 
-def draw(panels: dict[str, list[Row]], file: Path) -> None:
-    plt = pictures.pyplot(8)  # before anything else of matplotlib's
+def draw(panels: dict[str, list[Row]], files: Files) -> None:
+    plt = reports.pyplot(8)  # before anything else of matplotlib's
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch, Rectangle
 
@@ -126,14 +123,10 @@ def draw(panels: dict[str, list[Row]], file: Path) -> None:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
     figure.suptitle("Modelled, not measured: the fastest strategy of full precision", fontsize=9)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    panels = reports.by(records.read(HERE / "results.jsonl"), lambda row: row["panel"])
+def report(files: Files) -> None:
+    panels = reports.by(files.read(), lambda row: row["panel"])
     print(table(panels), wins(panels), sep="\n\n")
-    draw(panels, reports.asked(HERE).figure)
-
-
-if __name__ == "__main__":
-    main()
+    draw(panels, files)

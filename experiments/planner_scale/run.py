@@ -1,25 +1,19 @@
 """Which strategy the planner predicts to be fastest, on paper: depth, graph size, ranks up to 1024 and link speed.
 
-    python experiments/planner_scale/run.py            # writes results.jsonl, about 3 minutes of one core
-    python experiments/planner_scale/run.py --smoke    # seconds; writes smoke.jsonl
-    python experiments/planner_scale/report.py         # table of crossings, figure.svg
-
 Nothing is measured: rates are derived from a data sheet, partitions follow a law, closed forms are added up.
 """
 
-import argparse
 import itertools
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "planner_search"), str(HERE.parent)]
 
 import records
-from instances import law_of
-from paper import Candidate, Cluster, Paper
+from planner_scale.paper import Candidate, Cluster, Paper
+from planner_search.instances import law_of
+from records import Files
 
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.parallel.declared import DeclaredCandidate
@@ -47,16 +41,7 @@ PANELS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {  
     "rate": (RANKS, RATES, {"layers": 32, "nodes": 1e7}),
     "depth and rate": (RATES, DEPTHS, {"ranks": 64, "nodes": 1e7}),
 }
-AXES = {
-    "depth": ("ranks", "layers"),
-    "nodes": ("ranks", "nodes"),
-    "rate": ("ranks", "rate"),
-    "depth and rate": ("rate", "layers"),
-}
-
-
-def axes(panel: str) -> tuple[str, str]:
-    return AXES[panel.partition(",")[0]]
+AXES = {"nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"), "depth and rate": ("rate", "layers")}  # (ranks, layers)
 
 
 @cache
@@ -98,25 +83,18 @@ def point(layers: int, nodes: float, ranks: int, rate: float) -> dict[str, Any]:
     return {"alpha": round(law(ranks)[0], 6), "seconds": {k: float(f"{v:.6g}") for k, v in sorted(best.items())}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="corners of each panel")
-    smoke = parser.parse_args().smoke
-    out = HERE / ("smoke.jsonl" if smoke else "results.jsonl")
+def run(files: Files) -> None:
+    """Price every point of each panel; in a rehearsal, its corners."""
     seen: dict[tuple, dict[str, Any]] = {}
     rows = []
     for panel, (xs, ys, fixed) in PANELS.items():
-        if smoke:
+        if files.smoke:
             xs, ys = (xs[0], xs[-1]), (ys[0], ys[2])
         for x, y in itertools.product(xs, ys):
-            given = {**fixed, axes(panel)[0]: x, axes(panel)[1]: y}
+            given = fixed | dict(zip(AXES.get(panel, ("ranks", "layers")), (x, y), strict=True))
             key = tuple(sorted(given.items()))
             if key not in seen:
                 seen[key] = point(given["layers"], given["nodes"], given["ranks"], given["rate"])
             rows.append({"panel": panel, **given, **seen[key]})
         print(f"{panel}: {len(xs) * len(ys)} points", flush=True)
-    records.replace(out, rows)
-
-
-if __name__ == "__main__":
-    main()
+    records.replace(files(), rows)

@@ -1,18 +1,15 @@
-"""Table and figure of README.md from results.jsonl: `python experiments/planner_search/report.py [--figure FILE]`."""
+"""How good a plan each search finds: tables and figure."""
 
 import math
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import pictures
-import records
 import reports
-from marks import EVALUATIONS, SECONDS
+from planner_search.run import EVALUATIONS, SECONDS
+from records import Files
 
 STYLES = {
     "tag": ("#7a8794", "s--", "TAG's tree, as published"),
@@ -27,9 +24,9 @@ STYLES = {
 Row = dict[str, Any]
 
 
-def load() -> tuple[dict[str, list[Row]], dict[int, float], list[Row]]:
+def load(files: Files) -> tuple[dict[str, list[Row]], dict[int, float], list[Row]]:
     """Runs by search, the best known objective of each instance, and the rows on large machines."""
-    rows = records.read(HERE / "results.jsonl")
+    rows = files.read()
     runs: dict[str, list[Row]] = {}
     best: dict[int, float] = {}
     for row in rows:
@@ -93,8 +90,8 @@ def against(runs: dict[str, list[Row]], one: str, other: str) -> str:
     return reports.table((f"`{one}` against `{other}` at", "better", "equal", "worse", "mean ratio"), lines)
 
 
-def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None:
-    plt = pictures.pyplot(8)
+def draw(runs: dict[str, list[Row]], best: dict[int, float], files: Files) -> None:
+    plt = reports.pyplot(8)
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
     axes = (("at_evaluations", EVALUATIONS, "evaluations"), ("at_seconds", SECONDS, "CPU seconds"))
     for axis, (key, marks, label) in zip(panels, axes, strict=True):
@@ -109,17 +106,13 @@ def draw(runs: dict[str, list[Row]], best: dict[int, float], file: Path) -> None
     panels[0].set_ylabel("predicted time over the best known, - 1")
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    runs, best, large = load()
+def report(files: Files) -> None:
+    runs, best, large = load(files)
     print(table(runs, best), against(runs, "guided", "mcts"), against(runs, "guided", "refine"), sep="\n\n")
     keys = {"search": "search", "devices": "devices", "layers": "layers", "evaluations": "evaluations"}
     keys |= {"CPU seconds, all": "cpu_seconds", "plan": "label"}
     print("", reports.table(list(keys), [[row[key] for key in keys.values()] for row in large]), sep="\n")
-    draw(runs, best, reports.asked(HERE).figure)
-
-
-if __name__ == "__main__":
-    main()
+    draw(runs, best, files)

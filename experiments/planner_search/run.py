@@ -1,16 +1,10 @@
 """How good a plan each search finds, by evaluations and by CPU seconds, on models, graphs and topologies held out of
 the guide's training.
 
-    python experiments/planner_search/run.py            # appends to results.jsonl, about 8 minutes of one core
-    python experiments/planner_search/run.py --smoke    # a minute; writes smoke.jsonl
-    python experiments/planner_search/report.py         # table, figure.svg
-
 An instance's points are priced once for all searches; a search that asks for a point again is charged the CPU seconds
-that pricing it took. Prices are predictions: nothing of a training run is measured. A study that was stopped goes on.
+that pricing it took. Prices are predictions: nothing of a training run is measured.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,20 +12,26 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import records
-from instances import Split, draw
-from marks import EVALUATIONS, SECONDS
-from searches import BASELINES, descend_again, start_of
+from planner_search.instances import draw
+from planner_search.searches import BASELINES, descend_again, start_of
+from records import Files
 
+from gnnpar.models.resgcn import ResGCN
+from gnnpar.planner.extract import record
 from gnnpar.planner.guide.network import load
 from gnnpar.planner.planner import Request, search
-from gnnpar.planner.search.named import DEFAULT, SEARCHES, run
+from gnnpar.planner.search import named
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.topology import Machines
 
 INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
+EVALUATIONS = (1, 3, 5, 10, 20, 30, 40, 60, 80, 100, 120)  # where curves are read off
+SECONDS = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 NAMES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
 LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
 
@@ -83,7 +83,7 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
         descend_again(evaluate, seed=seed, start=start_of(points, listed))
     else:
         enumerated = 0.0
-        (SEARCHES | BASELINES)[name](evaluate, points, seed)
+        (named.SEARCHES | BASELINES)[name](evaluate, points, seed)
     clock = [enumerated] * len(first) + [t - began for t in evaluate.clock]
     curve = first + [min([value, *first[-1:]]) for value in evaluate.curve]
     return {"search": name, "seed": seed, **marks(curve, clock)}
@@ -109,11 +109,11 @@ def _six(value: float) -> float | None:
     return float(f"{value:.6g}") if value < float("inf") else None
 
 
-def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[str, Any]]:
+def study(number: int, *, seeds: int, budget: int) -> list[dict[str, Any]]:
     """All searches on one instance."""
-    instance = draw(number, split=split, most=MOST)
+    instance = draw(number, split="held_out", most=MOST)
     points = Points(instance.request)
-    head = {"instance": number, "split": split, "name": instance.name, "devices": instance.request.ranks}
+    head = {"instance": number, "split": "held_out", "name": instance.name, "devices": instance.request.ranks}
     rows = []
     began = time.process_time()
     try:
@@ -132,12 +132,6 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
 
 def large() -> dict[str, Any]:
     """Whole planning for 64 different devices and 64 layers."""
-    from gnnpar.models.resgcn import ResGCN
-    from gnnpar.planner.extract import record
-    from gnnpar.pricing.machine import Machine
-    from gnnpar.pricing.rates import derived
-    from gnnpar.pricing.topology import Machines
-
     kinds = {"v100": (14, 900, 32), "p100": (9.3, 549, 12)}
     fabric = Machines(
         devices={
@@ -157,33 +151,22 @@ def large() -> dict[str, Any]:
     rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
     machine = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
     request = replace(base, ir=ir, machine=machine, ranks=fabric.size, fewer=False)
-    found = run(request, DEFAULT)
+    found = named.run(request, named.DEFAULT)
     spent = time.process_time() - began
-    row = {"kind": "large", "search": DEFAULT, "devices": fabric.size, "layers": LARGE["layers"]}
+    row = {"kind": "large", "search": named.DEFAULT, "devices": fabric.size, "layers": LARGE["layers"]}
     ends = {"evaluations": found.evaluations, "cpu_seconds": round(spent, 2), "label": found.evaluated[0].label}
     return {**row, **ends}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="one instance, two seeds")
-    parser.add_argument("--only", type=int, help="this many instances, then stop")
-    options = parser.parse_args()
+def run(files: Files, *, only: int = INSTANCES) -> None:
+    """Search plans of `only` more instances; in a rehearsal of one, with two seeds."""
     load()  # importing and reading the guide is not charged to a search
-    out = HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    instances, seeds, budget = (1, 2, 60) if options.smoke else (INSTANCES, SEEDS, BUDGET)
-    if options.smoke:
-        records.replace(out, [])
-    rows = records.read(out)
+    instances, seeds, budget = (1, 2, 60) if files.smoke else (INSTANCES, SEEDS, BUDGET)
+    rows = files.read()
     done = {row.get("instance") for row in rows}
-    wanted = [number for number in range(instances) if number not in done][: options.only]
-    for number in wanted:
-        found = study(number, split="held_out", seeds=seeds, budget=budget)
-        records.append(out, found)
+    for number in [number for number in range(instances) if number not in done][:only]:
+        found = study(number, seeds=seeds, budget=budget)
+        records.append(files(), found)
         print(f"{number}: {found[0]['name']}, {found[0]['devices']} devices", flush=True)
-    if not options.smoke and not any(row.get("kind") == "large" for row in rows):
-        records.append(out, [large()])
-
-
-if __name__ == "__main__":
-    main()
+    if not files.smoke and not any(row.get("kind") == "large" for row in rows):
+        records.append(files(), [large()])

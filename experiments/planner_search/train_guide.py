@@ -21,10 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from instances import draw
-from searches import descend_again
+from planner_search.instances import draw
+from planner_search.searches import descend_again
 
 from gnnpar.planner.guide.features import Scene, choice_features, scene
 from gnnpar.planner.guide.network import WEIGHTS, Guide, picks_of, prior_of

@@ -1,4 +1,4 @@
-"""Tables of README.md: `python experiments/pyg_models/report.py [FILE]`.
+"""Losses and accuracies of strategies beside PyG's own loop.
 
 A loss is equal where it differs from that of PyG's loop by at most EQUAL of itself in every epoch. Accuracies are those
 of the test nodes at the best validation, and their differences paired by seed.
@@ -6,18 +6,16 @@ of the test nodes at the best validation, and their differences paired by seed.
 
 import itertools
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # of JSON
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import records
 import reports
-from cells import BY_MASKS, LOSSES_ALONE, OWN, PAIRED, SPECS, STRATEGIES
+from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD
+from records import Files
 
 from gnnpar.report.statistics import FEWEST_SEEDS, mean
 
@@ -27,12 +25,12 @@ Row = Mapping[str, Any]
 Cells = dict[tuple[str, str], dict[int, Row]]  # model, variant -> seed -> row
 
 
-def main() -> None:
-    rows = records.read(reports.asked(HERE, file="results.jsonl").file)
+def report(files: Files) -> None:
+    rows = files.read()
     reports.show("losses: strategy x model", losses_table(of_stage(rows, "losses")))
     five, paired = of_stage(rows, "accuracy"), of_stage(rows, "paired")
     refused = {(row["model"], row["variant"]) for row in rows if "refused" in row}
-    own, masked = {name: five[name, OWN] for name in SPECS}, {name: paired[name, PAIRED] for name in BY_MASKS}
+    own, masked = {name: five[name, OWN] for name in SPECS}, {name: paired[name, PAIRED] for name in TOLD["paired"]}
     reports.show("accuracy: strategy x model, points over PyG's loop", matrix(five, own, refused))
     reports.show("accuracy: strategy x model, points over PyG's loop with our masks", matrix(five, masked, refused))
     reports.show("accuracy: the same masks", paired_table(five, paired))
@@ -76,7 +74,7 @@ def loss_cell(cells: Cells, name: str, strategy: str) -> str:
 def matrix(cells: Cells, own: Mapping[str, Mapping[int, Row]], refused: Collection[tuple[str, str]]) -> str:
     """Mean difference of accuracy, and what a seed differs by at most."""
     lines = []
-    for strategy in (name for name in STRATEGIES if name not in LOSSES_ALONE):
+    for strategy in (name for name in STRATEGIES if name not in TOLD["losses_alone"]):
         shown = [
             "refused" if (name, strategy) in refused else gap_cell(cells.get((name, strategy), {}), runs)
             for name, runs in own.items()
@@ -134,7 +132,3 @@ def refusals(rows: Iterable[Row]) -> str:
         for (strategy, line), mine in found.items()
     ]
     return reports.table(("strategy", "models", "line"), lines)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,52 +1,24 @@
 """PyG's own model classes, unchanged, under strategies of gnnpar, beside a plain training loop of PyG.
 
-    python experiments/pyg_models/run.py                       # results.jsonl
-    python experiments/pyg_models/run.py --models GCN --stage losses
-    python experiments/pyg_models/run.py --smoke               # two minutes: does it run? writes smoke.jsonl
-    python experiments/pyg_models/report.py                    # tables
-
-One process; ranks are threads. A run that was stopped goes on with the first cell that is not there.
+One process; ranks are threads.
 """
 
-import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self  # of JSON
 
+import records
 import torch
 import torch.nn.functional as F
+from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD, Spec
+from records import Files
 from torch_geometric.data import Data
-from torch_geometric.nn import models
+from torch_geometric.nn import models as zoo
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import degree
-
-HERE = Path(__file__).parent
-SHARED = HERE.parents[2] / "shared" / "data"
-sys.path.insert(0, str(HERE.parent))
-
-import records
-from cells import (
-    BY_MASKS,
-    CONTROL,
-    DEGREES,
-    EVALUATED,
-    GIVEN,
-    LOSSES_ALONE,
-    MODULE,
-    MORE,
-    MORE_SEEDS,
-    OWN,
-    PAIRED,
-    SHORT,
-    SPECS,
-    STRATEGIES,
-    WEIGHT_DECAY,
-    Spec,
-)
 
 import gnnpar
 from gnnpar.data.pyg import as_pyg
@@ -54,15 +26,16 @@ from gnnpar.models.initial import construct
 from gnnpar.models.pyg.substitutes import keyed_dropout
 from gnnpar.parallel.local import LocalRows, Pass
 
+DATA = Path(os.environ["GNNPAR_DATA"]).resolve()
 Key = tuple[str, str, str, int]
 FEW = 40  # epochs below which AdaQP chooses bits more often
 STAGES = ("losses", "accuracy", "paired", "more")
 KEPT = ("strategy", "world_size", "seed", "epochs", "metric", "bytes_per_epoch", "hardware", "versions", "commit")
 
 
-def cora(data_dir: Path) -> Data:
+def cora() -> Data:
     """As PyG reads it, its raw files as arrays, rows normalised."""
-    return NormalizeFeatures()(as_pyg("cora", data_dir))
+    return NormalizeFeatures()(as_pyg("cora", DATA))
 
 
 def narrowed(data: Data, width: int) -> Data:
@@ -97,14 +70,14 @@ def plain(
     spec = SPECS[name]
     x, edge_index, y = data.x.to(dtype), data.edge_index, data.y
     kwargs = dict(spec.kwargs)
-    if name in DEGREES:
+    if name in TOLD["degrees"]:
         kwargs["deg"] = torch.bincount(degree(edge_index[1], data.num_nodes).long())
     classes = int(y.max()) + 1
     net = construct(
-        lambda: getattr(models, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
+        lambda: getattr(zoo, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
     ).to(dtype)
     torch.manual_seed(seed)
-    optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=TOLD["given"]["optim.weight_decay"])
     losses, best = [], (-1.0, 0.0)
     for epoch in range(epochs):
         net.train()
@@ -115,7 +88,7 @@ def plain(
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-        if (epoch + 1) % EVALUATED == 0 or epoch + 1 == epochs:
+        if (epoch + 1) % TOLD["given"]["eval_every"] == 0 or epoch + 1 == epochs:
             net.eval()
             with torch.no_grad():
                 right = (net(x, edge_index).argmax(1) == y).double()
@@ -127,8 +100,9 @@ def plain(
 def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: object) -> dict[str, Any]:
     """`gnnpar train model=pyg`; `refused` is the line where the strategy does not carry the model."""
     spec = SPECS[name]
-    given: dict[str, Any] = {"strategy": strategy, "model.target": f"{MODULE}.{name}", "seed": seed, **GIVEN}
-    given |= {"dataset.self_loops": spec.loops, "optim.lr": spec.lr, **overrides, **STRATEGIES[strategy]}
+    given: dict[str, Any] = {"strategy": strategy, "model.target": f"torch_geometric.nn.models.{name}", "seed": seed}
+    given |= TOLD["given"] | {"dataset.self_loops": spec.loops, "optim.lr": spec.lr}
+    given |= {**overrides, **STRATEGIES[strategy]}
     with tempfile.TemporaryDirectory() as folder:
         try:
             run = gnnpar.train("pyg", "cora" if data is None else data, folder=folder, **given)
@@ -139,7 +113,7 @@ def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: ob
     return {"losses": losses, "test": result["metric"]["test_at_best_val"], "result": result}
 
 
-def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: Path, epochs: int) -> dict[str, Any]:
+def cell(stage: str, name: str, variant: str, seed: int, data: Data, epochs: int) -> dict[str, Any]:
     """losses: all features, fp64, no dropout. accuracy, paired, more: fp32, dropout, some models on fewer features."""
     spec: Spec = SPECS[name]
     exact = stage == "losses"
@@ -149,55 +123,24 @@ def cell(stage: str, name: str, variant: str, seed: int, data: Data, data_dir: P
         dtype = torch.float64 if exact else torch.float32
         return plain(name, shown, seed, epochs=epochs, dtype=dtype, dropout=dropout, paired=variant == PAIRED)
     given: dict[str, Any] = {"model.kwargs": {**spec.kwargs, "dropout": dropout}, "epochs": epochs}
-    given |= {"precision": "fp64" if exact else "fp32", "data_dir": data_dir}
+    given |= {"precision": "fp64" if exact else "fp32", "data_dir": DATA}
     if variant == "adaqp" and epochs < FEW:
-        given |= SHORT
+        given |= TOLD["short"]
     return ours(name, variant, None if shown is data else shown, seed, **given)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="one seed, ten epochs")
-    parser.add_argument("--stage", nargs="+", default=list(STAGES), choices=STAGES)
-    parser.add_argument("--models", nargs="+", default=list(SPECS), choices=list(SPECS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("GNNPAR_DATA", SHARED)))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    data_dir = options.data_dir.resolve()
-    data, out = cora(data_dir), HERE / ("smoke.jsonl" if options.smoke else "results.jsonl")
-    done = {key_of(row): row for row in records.read(out)}
-    refused = {key[1:3] for key, row in done.items() if "refused" in row}
-    seeds = 1 if options.smoke else options.seeds
-    options.stage = [stage for stage in options.stage if not (options.smoke and stage == "more")]
-    cells = [cell for stage in options.stage for cell in cells_of(stage, options.models, seeds)]
-    for key in [key for key in cells if key not in done]:
-        stage, name, variant, seed = key
-        if (name, variant) in refused:
-            continue
-        spec = SPECS[name]
-        epochs = spec.steps if stage == "losses" else 10 if options.smoke else spec.epochs
-        row = cell(stage, name, variant, seed, data, data_dir, epochs)
-        if stage != "losses" and "losses" in row:
-            row["losses"] = [round(loss, 6) for loss in row["losses"]]
-        if "refused" in row:
-            refused.add((name, variant))
-        records.append(out, [{"stage": stage, "model": name, "variant": variant, "seed": seed, **row}])
-        print(f"{' '.join(map(str, key))}: {row.get('refused') or row['test']}", flush=True)
 
 
 def cells_of(stage: str, names: Sequence[str], seeds: int) -> list[Key]:
     """(stage, model, variant, seed), in the order in which they run."""
     if stage == "more":
-        asked, variants = range(seeds, MORE_SEEDS), (OWN, "single")
-        names = [name for name in MORE if name in names]
+        asked, variants = range(seeds, 20), (OWN, "single")
+        names = [name for name in TOLD["more"] if name in names]
     elif stage == "paired":
         asked, variants = range(seeds), (PAIRED,)
-        names = [name for name in names if name in BY_MASKS]
+        names = [name for name in names if name in TOLD["paired"]]
     elif stage == "losses":
-        asked, variants = range(1), (OWN, *(name for name in STRATEGIES if name != CONTROL))
+        asked, variants = range(1), (OWN, *(name for name in STRATEGIES if name != "control"))
     else:
-        asked, variants = range(seeds), (OWN, *(name for name in STRATEGIES if name not in LOSSES_ALONE))
+        asked, variants = range(seeds), (OWN, *(name for name in STRATEGIES if name not in TOLD["losses_alone"]))
     return [(stage, name, variant, seed) for name in names for seed in asked for variant in variants]
 
 
@@ -205,5 +148,24 @@ def key_of(row: Mapping[str, Any]) -> Key:
     return row["stage"], row["model"], row["variant"], row["seed"]
 
 
-if __name__ == "__main__":
-    main()
+def run(files: Files, *, stage: tuple = STAGES, models: tuple = tuple(SPECS), seeds: int = 5) -> None:
+    """Run cells that are not in the file; in a rehearsal with one seed and ten epochs."""
+    torch.set_num_threads(1)
+    data = cora()
+    done = {key_of(row): row for row in files.read()}
+    refused = {key[1:3] for key, row in done.items() if "refused" in row}
+    seeds = 1 if files.smoke else seeds
+    stages = [each for each in stage if not (files.smoke and each == "more")]
+    for key in [key for each in stages for key in cells_of(each, models, seeds) if key not in done]:
+        stage, name, variant, seed = key
+        if (name, variant) in refused:
+            continue
+        spec = SPECS[name]
+        epochs = spec.steps if stage == "losses" else 10 if files.smoke else spec.epochs
+        row = cell(stage, name, variant, seed, data, epochs)
+        if stage != "losses" and "losses" in row:
+            row["losses"] = [round(loss, 6) for loss in row["losses"]]
+        if "refused" in row:
+            refused.add((name, variant))
+        records.append(files(), [{"stage": stage, "model": name, "variant": variant, "seed": seed, **row}])
+        print(f"{' '.join(map(str, key))}: {row.get('refused') or row['test']}", flush=True)

@@ -1,4 +1,4 @@
-"""Tables of README.md: `python experiments/random_nodes/report.py`.
+"""Accuracy of random nodes, and the time to it.
 
 Differences are paired by seed with full-graph training; "late gain": the points by which the last fifth of the epochs
 raises the best validation. The target of "time to accuracy" is full-graph training's mean best validation less one
@@ -6,17 +6,15 @@ deviation of its seeds; seconds are epochs until a validation reaches it, times 
 """
 
 import statistics
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import records
 import reports
 from paired import Row, Runs, differences, each, late_gain, target, test, validation, verdict
+from records import Files
 
 from gnnpar.report.formatting import interval
 from gnnpar.report.statistics import FEWEST_SEEDS, geometric_mean, mean
@@ -28,14 +26,20 @@ TIMES = ("graph", "variant", "target, %", "ms an epoch", "times full", "epochs t
 HEADINGS += ("in-edges of a step's nodes kept", "late gain", "seeds")
 
 
-def main() -> None:
+def job(row: Row) -> str:
+    names = [row[key] for key in ("graph", "model", "variant") if key in row]
+    return row.get("job") or "; ".join(names)
+
+
+def report(files: Files) -> None:
     cells: dict[str, dict[tuple[str, str], dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in records.read(HERE / "results.jsonl"):
-        cells[row["graph"]][row["model"], row["variant"]][row["seed"]] = row
+    for row in files.read():
+        graph, model, variant = job(row).split("; ")
+        cells[graph][model, variant][row["result"]["seed"]] = row
     for graph, found in cells.items():
         lines = [(*key, *columns(key[1], runs, found[key[0], FULL])) for key, runs in found.items()]
         reports.show(graph, reports.table(HEADINGS, lines))
-    if timed := list(times(cells)):
+    if timed := list(times(cells, files.read("times"))):
         reports.show("Time to accuracy", reports.table(TIMES, timed))
 
 
@@ -43,15 +47,17 @@ def columns(variant: str, runs: Runs, full: Runs) -> list[object]:
     first, found, gain = next(iter(runs.values())), differences(runs, full), late_gain(runs)
     over = interval(mean(found), signed=True) if len(found) >= FEWEST_SEEDS else each(found)
     judged = ["", ""] if variant == FULL else [over, verdict(found, gain, MARGIN)]
-    about = [first["result"]["epochs"], first["steps"] or 1, kept(variant, first)]
+    steps = first.get("steps") or first.get("sampled", {}).get("sample/steps") or 1
+    about = [first["result"]["epochs"], steps, kept(variant, first)]
     return [f"{test(runs):.1f}", *judged, *about, f"{gain:+.1f}", len(runs)]
 
 
-def times(cells: Mapping[str, Mapping[tuple[str, str], Runs]]) -> Iterator[tuple[object, ...]]:
+def times(cells: Mapping[str, Mapping[tuple[str, str], Runs]], rows: Sequence[Row]) -> Iterator[tuple[object, ...]]:
     """Yield lines of GCN: epochs and seconds are means over the seeds that reach the target."""
     seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for row in records.read(HERE / "times.jsonl"):
-        seconds[row["graph"], row["variant"]][row["block"]] = row["result"]["epoch_seconds"]["median"]
+    for row in rows:
+        graph, variant = job(row).split("; ")
+        seconds[graph, variant][row["block"]] = row["result"]["epoch_seconds"]["median"]
     for (graph, variant), blocks in sorted(seconds.items()):
         full, runs = cells[graph]["gcn", FULL], cells[graph]["gcn", variant]
         aim = target(max(value for _, value in validation(row)) for row in full.values())
@@ -67,10 +73,8 @@ def times(cells: Mapping[str, Mapping[tuple[str, str], Runs]]) -> Iterator[tuple
 
 def kept(variant: str, run: Row) -> str:
     """Share of the edges that the steps of an epoch have together, without self loops."""
-    if run["edges"] is None:
+    edges = run.get("edges") or run.get("sampled", {}).get("sample/edges")
+    if edges is None:
         return {"control": "0"}.get(variant, "1")
-    return f"{(run['edges'] - run['nodes']) / (run['whole'] - run['nodes']):.3f}"
-
-
-if __name__ == "__main__":
-    main()
+    nodes, whole = run.get("nodes") or run["graph"]["nodes"], run.get("whole") or run["graph"]["edges"]
+    return f"{(edges - nodes) / (whole - nodes):.3f}"

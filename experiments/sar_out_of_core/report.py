@@ -1,15 +1,13 @@
-"""The table of README.md from results.jsonl: `python experiments/sar_out_of_core/report.py`."""
+"""The end, time and memory of each run."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import records
 import reports
+from records import Files
 
 
 def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
@@ -23,7 +21,7 @@ def line(row: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
     return [row["what"], limit, "completed", f"{seconds:.2f}", f"{slower:.2f}", *peaks, f"{apart:.1e}"]
 
 
-if __name__ == "__main__":
-    rows = records.read(HERE / "results.jsonl")
+def report(files: Files) -> None:
+    rows = files.read()
     heads = ("run", "limit", "ends", "s an epoch", "times `single`", "peak of tensors", "resident")
     print(reports.table((*heads, "largest loss difference"), [line(row, rows[0]) for row in rows]))

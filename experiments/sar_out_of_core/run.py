@@ -1,7 +1,5 @@
 """Full-graph training in a memory cgroup that holds half of what it takes in memory. Needs root and Linux.
 
-    python experiments/sar_out_of_core/run.py     # writes results.jsonl, about 5 minutes; report.py prints the table
-
 Half is of what `single` was charged at most in a cgroup without a limit, or of its largest resident set if that is
 less. The cache of the host file is charged too.
 """
@@ -9,16 +7,15 @@ less. The cache of the host file is charged too.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import records
+from records import Files
 
 PROBLEM = ["dataset=sbm", "dataset.num_nodes=60000", "model=gat", "model.hidden=256", "model.num_layers=4"]
 COMMON = ["epochs=4", "eval_every=4", "seed=0"]
@@ -67,14 +64,10 @@ def train(what: str, overrides: list[str], limit: int | None) -> dict[str, Any]:
     return row
 
 
-def main() -> None:
+def run(files: Files) -> None:
     if os.geteuid():
         raise SystemExit("a memory cgroup needs root: run this as root")
     rows = [train("single", SINGLE, None), train("sar, 8 logical parts", SAR, None)]
     half = min(rows[0]["charged_bytes"], *rows[0]["memory_bytes"]["peak_rss"]) // 2
     rows += [train("single, half", SINGLE, half), train("sar, 8 logical parts, half", SAR, half)]
-    records.replace(HERE / "results.jsonl", rows)
-
-
-if __name__ == "__main__":
-    main()
+    records.replace(files(), rows)

@@ -1,10 +1,9 @@
-"""Tables and figure of README.md: `python experiments/scale/report.py [--figure FILE]`.
+"""Memory, bytes and limits against the size of the graph, and papers100M on paper.
 
 Slopes are those of least squares through logarithms: 1 is linear in the edges. What no line has is left out.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,9 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import pictures
-import records
 import reports
-
-from gnnpar.report.statistics import geometric_mean
+from records import Files
 
 Key = tuple[int, str]  # ranks, strategy
 Lines = Mapping[Key, Mapping[int, Any]]  # -> scale -> line
@@ -91,23 +86,6 @@ def limits(found: Lines) -> str:
     return reports.table(heads, shown)
 
 
-def times(rows: Sequence[Any]) -> str:
-    """Mean epochs of the timed stages by scale; a slope over nodes."""
-    found: dict[Key, dict[int, list[float]]] = {}
-    for row in rows:
-        scale, ranks, name = row["job"].split("; ")
-        took = row["result"]["epoch_seconds"]["mean"]
-        if took is not None:
-            found.setdefault((int(ranks), name), {}).setdefault(int(scale), []).append(took)
-    scales, shown = scales_of(found), []
-    for (ranks, name), lines in sorted(found.items()):
-        means = {scale: geometric_mean(seconds) for scale, seconds in sorted(lines.items())}
-        rise = slope([2.0**s for s in means], [e.value for e in means.values()]) if len(means) > 1 else math.nan
-        cells = [reports.interval(means[s], ".3f") if s in means else "-" for s in scales]
-        shown.append([ranks, name, *cells, f"{rise:.2f}"])
-    return reports.table(["ranks", "strategy", *(f"2^{scale}, s" for scale in scales), "slope"], shown)
-
-
 def papers(rows: Sequence[Any]) -> str:
     """The planner's prices on paper between two cuts, beside SAR's charts."""
     priced, shown = {(row["model"], row["ranks"], row["strategy"], row["cut"]): row for row in rows}, []
@@ -126,9 +104,9 @@ def papers(rows: Sequence[Any]) -> str:
     return reports.table((*heads, "SAR, s an epoch: modelled", "epoch: published"), shown)
 
 
-def draw(found: Lines, file: Path) -> None:
+def draw_memory(found: Lines, files: Files) -> None:
     """Memory of the fullest rank, and bytes sent, against the edges."""
-    plt = pictures.pyplot(8)
+    plt = reports.pyplot(8)
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
     for (ranks, name), lines in found.items():
         edges = [row["edges"] for row in lines.values()]
@@ -145,23 +123,17 @@ def draw(found: Lines, file: Path) -> None:
     for axis, title in zip(axes, ("peak of the fullest rank, GiB", "sent an epoch by all ranks, GiB"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="edges", ylabel=title)
         axis.legend(frameon=False, loc="upper left")
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    figure, shown = reports.asked(HERE).figure, {}
-    if found := by_key(records.read(HERE / "memory.jsonl")):
+def before(files: Files, _: object) -> str:
+    """Return the tables of memory and on paper, and draw the figure; those of times are in the study files."""
+    shown = {}
+    if found := by_key(files.read("memory")):
         shown["Peak memory of the fullest rank in an epoch, MiB"] = memory(found)
         shown["Sent in an epoch by all ranks, MiB"] = sent(found)
         shown["24 GiB, extrapolated"] = limits(found)
-        draw(found, figure)
-    for stage, title in (("times", "Epochs over loopback, measured"), ("dilated", "Epochs over 1 Gbit/s, dilated")):
-        if rows := records.read(HERE / f"{stage}.jsonl"):
-            shown[title] = times(rows)
-    if rows := records.read(HERE / "papers100m.jsonl"):
+        draw_memory(found, files)
+    if rows := files.read("papers100m"):
         shown["Papers100M on paper, beside SAR's charts"] = papers(rows)
-    print("\n\n".join(f"### {title}\n\n{table}" for title, table in shown.items()))
-
-
-if __name__ == "__main__":
-    main()
+    return "\n\n".join(f"### {title}\n\n{table}" for title, table in shown.items()) + "\n"

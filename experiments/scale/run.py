@@ -1,125 +1,93 @@
-"""Bytes, memory and time of an epoch against the size of the graph: R-MAT of 2^16 to 2^24 nodes, from shards on disk.
+"""Bytes and memory of R-MAT of 2^16 to 2^24 nodes, trained from shards on disk; papers100M on paper.
 
-    python experiments/scale/run.py memory                        # bytes and memory: any machine, also a busy one
-    python experiments/scale/run.py memory --scales 14 16 18 20   # some sizes
-    python experiments/scale/run.py times                         # of one and two ranks over loopback: a quiet machine
-    python experiments/scale/run.py dilated                       # of 2, 4 and 8 ranks over 1 Gbit/s: quiet, and root
-    python experiments/scale/run.py papers                        # papers100m.jsonl, on paper: seconds
-    python experiments/scale/run.py STAGE --list                  # runs done of how many
-    python experiments/scale/report.py
-
-What is there is not run again. Shards lie in a temporary folder (--scratch; 2^24 nodes: 12 GB).
+`study.py run scale memory` measures on any machine, also a busy one (2^24 nodes: 12 GB of TMPDIR), `papers` prices in
+seconds; `--of 14 16` names other sizes.
 """
 
-import argparse
+import itertools
 import re
-import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any  # of JSON
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
 import blocks
-import papers100m
 import records
+from planner_scale.paper import Cluster, Paper
+from planner_search.instances import law_of
+from records import Files
 
-SCALES = {"memory": list(range(16, 25)), "times": [14, 16, 18, 20], "dilated": [14, 16]}
-PAPER = "papers"  # the stage that measures nothing
-GRAPH = ["dataset=rmat", "dataset.num_features=32", "partition=ldg"]
-MODEL = ["model=gcn", "model.num_layers=2", "model.hidden=32", "threads_per_rank=1", "seed=0", "checkpoint.keep=0"]
+from gnnpar.models.gat import GAT
+from gnnpar.models.sage import SAGE
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.planner.extract import record
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.statistics import GraphStats
+
+SCALES, SMALL = range(16, 25), (8,)
+SOURCE = ["dataset=rmat", "dataset.num_features=32", "partition=ldg"]
+TRAINED = ["model=gcn", "model.num_layers=2", "model.hidden=32", "threads_per_rank=1", "seed=0", "checkpoint.keep=0"]
+TRAINED += ["epochs=4", "eval_every=4"]
 STRATEGIES = {
     "graph_parallel": ["strategy=graph_parallel"],
     "graph_parallel bf16": ["strategy=graph_parallel", "codec=bf16"],
-    "adaqp": ["strategy=adaqp"],
+    "adaqp": ["strategy=adaqp", "strategy.codec.period=2"],  # bits are chosen within so few epochs
     "sar": ["strategy=sar", "strategy.prefetch=0"],
 }
-PIPE = {"gnnpipe": ["strategy=gnnpipe"]}  # reads no shards: the graph is made in memory
-RANKS = (2, 4, 8)
-BRIEF = ["epochs=4", "eval_every=4"]
-CHOSEN = ["strategy.codec.period=2"]  # of AdaQP: bits are chosen within so few epochs
+ALONE = {"single": ["strategy=single"], "gnnpipe": ["strategy=gnnpipe"]}
+CELLS = [(1, "single"), *itertools.product((2, 4, 8), STRATEGIES), (2, "gnnpipe")]
 KEPT = ("memory_bytes", "bytes_per_epoch", "loss", "hashes", "cores", "hardware", "versions", "commit")
-BLOCKS = 5
-TIMED = ["epochs=55", "eval_every=55"]
-PACED = ["launch=paced", "launch.rate_gbps=1"]
 EDGES = re.compile(r"rmat: \d+ nodes, (\d+) edges")
 
 
-def file_of(stage: str) -> Path:
-    return HERE / f"{stage}.jsonl"
-
-
-def cells(scales: list[int]) -> list[tuple[int, int, str]]:
-    """(scale, ranks, strategy) of the stage `memory`, smallest first."""
-    many = [(ranks, name) for ranks in RANKS for name in STRATEGIES]
-    return [(scale, *each) for scale in scales for each in [(1, "single"), *many, (2, "gnnpipe")]]
-
-
-def measure_memory(scales: list[int], scratch: Path | None) -> None:
-    out = file_of("memory")
+def memory(files: Files, of: Sequence[str]) -> None:
+    """Train on every number of ranks from shards, smallest graphs first; gnnpipe reads none."""
+    out = files("memory")
     done = {(row["scale"], row["ranks"], row["strategy"]) for row in records.read(out)}
-    todo = [cell for cell in cells(scales) if cell not in done]
+    scales = map(int, of) if of else SMALL if files.smoke else SCALES
+    todo = [cell for cell in ((scale, *each) for scale in scales for each in CELLS) if cell not in done]
     clock = blocks.Clock(len(todo))
     for scale, ranks in dict.fromkeys((scale, ranks) for scale, ranks, _ in todo):
-        names = [name for s, r, name in todo if (s, r) == (scale, ranks)]
-        with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            size, shards = f"dataset.scale={scale}", f"{folder}/shards"
-            cut = [*GRAPH, size, f"world_size={ranks}", f"out={shards}"]
-            said = blocks.output_of([*blocks.GNNPAR, "partition", *cut])
-            counted = EDGES.search(said)
+        with tempfile.TemporaryDirectory() as folder:
+            cut = [*SOURCE, f"dataset.scale={scale}", f"world_size={ranks}"]
+            counted = EDGES.search(blocks.output_of([*blocks.GNNPAR, "partition", *cut, f"out={folder}/shards"]))
             assert counted is not None
             edges = int(counted[1])  # in-edges, self loops included
-            for name in names:
-                whole = name == "gnnpipe"
-                source = [*GRAPH, size, f"world_size={ranks}"] if whole else [f"shards={shards}"]
-                asked = (STRATEGIES | PIPE).get(name, ["strategy=single"]) + (CHOSEN if name == "adaqp" else [])
-                result = blocks.train([*source, *MODEL, *BRIEF, *asked])["result"]
+            for name in [name for s, r, name in todo if (s, r) == (scale, ranks)]:
+                source = cut if name == "gnnpipe" else [f"shards={folder}/shards"]
+                result = blocks.train([*source, *TRAINED, *(STRATEGIES | ALONE)[name]])["result"]
                 told: dict[str, Any] = {key: result[key] for key in KEPT}
                 records.append(out, [{"scale": scale, "ranks": ranks, "strategy": name, "edges": edges, **told}])
                 peak = max(result["memory_bytes"]["peak"]) / 2**20
                 clock.tell(f"2^{scale} {name} on {ranks}: {peak:.0f} MiB")
 
 
-def jobs(stage: str, scales: list[int]) -> blocks.Jobs:
-    """Of the timed stages. Two ranks run undilated on two cores; D of more is such that none is starved."""
-    found: dict[str, list[str]] = {}
-    for scale in scales:
-        size = [*GRAPH, f"dataset.scale={scale}", *MODEL, *TIMED]
-        found[f"{scale}; 1; single"] = [*size, "strategy=single"]
-        if stage == "times":
-            found[f"{scale}; 1; single, all threads"] = [*size, "strategy=single", "threads_per_rank=auto"]
-        for ranks in (2,) if stage == "times" else RANKS:
-            links = [*PACED, f"launch.hosts={ranks}", f"launch.dilation={ranks // 2}"] if stage == "dilated" else []
-            for name, asked in (STRATEGIES | PIPE).items():
-                found[f"{scale}; {ranks}; {name}"] = [*size, *asked, f"world_size={ranks}", *links]
-    return found
+# ogbn-papers100M, 111,059,956 nodes and 3.2e9 edges in both directions, on SAR's cluster (MLSys 2022): machines of two
+# 36-core Ice Lake processors of 2.4 GHz with two 512-bit units, 16 channels of DDR4-3200, 200 Gbit/s between any two
+SPEED, MEMORY_RATE = 72 * 2.4e9 * 64, 16 * 25.6e9
+LINK = (200e9 / 8, 2e-6)  # bytes/s and seconds
+GRAPH = GraphStats(111_059_956, 3_200_000_000, 128, 172, 1_207_179)
+MODELS = {"sage": SAGE(num_layers=3, hidden=256), "gat": GAT(num_layers=3, hidden=128, heads=4)}
+CUTS = {"random": ("random", 1.0), "0.3 of random": ("community", 0.3)}
+PRICED = {"vanilla": GraphParallel(overlap="none"), "sar": SAR()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("stage", choices=[*SCALES, PAPER])
-    parser.add_argument("--scales", nargs="+", type=int, help="log2 of the nodes; default by stage")
-    parser.add_argument("--blocks", type=int, default=BLOCKS)
-    parser.add_argument("--scratch", type=Path, help="folder for shards while they are needed")
-    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
-    options = parser.parse_args()
-    if options.stage == PAPER:
-        papers100m.main()
-        return
-    stage, scales = options.stage, options.scales or SCALES[options.stage]
-    if options.list:
-        runs = len(cells(scales)) if stage == "memory" else len(jobs(stage, scales)) * options.blocks
-        print(f"{stage}: {len(records.read(file_of(stage)))} lines are there, of {runs} for these sizes")
-    elif stage == "memory":
-        measure_memory(scales, options.scratch)
-    else:
-        timed = jobs(stage, scales)
-        blocks.run(timed, blocks=range(options.blocks), out=file_of(stage))
+def papers(files: Files, of: Sequence[str]) -> None:
+    """Write the planner's prices, from data sheets and a law of partitions. Nothing is measured."""
+    records.replace(files("papers100m"), priced())
 
 
-if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command goes on from here") from None
+def priced() -> Iterator[dict[str, Any]]:
+    cluster = Cluster(per_host=1, port=LINK, nic=LINK, rates=derived(SPEED, MEMORY_RATE))
+    for (model, config), (cut, (family, quality)) in itertools.product(MODELS.items(), CUTS.items()):
+        ir = record(config.build(GRAPH.features, GRAPH.classes, seed=0), GRAPH.features)
+        paper = Paper(ir, GRAPH, law_of(GRAPH, family, quality), cluster)
+        for ranks, (name, strategy) in itertools.product((32, 64, 128), PRICED.items()):
+            candidate = DeclaredCandidate(strategy=strategy, parts=ranks)
+            seconds, peak = paper.epoch(candidate).seconds, paper.peak_bytes(candidate)
+            row = {"model": model, "cut": cut, "ranks": ranks, "strategy": name}
+            yield row | {"seconds": float(f"{seconds:.6g}"), "peak_bytes": round(peak)}
+
+
+PROGRAMS = {"memory": memory, "papers": papers}

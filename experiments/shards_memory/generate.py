@@ -1,13 +1,10 @@
 """A block model with power-law degrees of any size, written in chunks as a folder for dataset=folder.
 
-    python experiments/shards_memory/generate.py FOLDER --nodes 5000000 --edges 100000000
-
 Node i lives in community i % communities, its rank there is i // communities, its expected degree falls with the square
 root of the rank (p(d) ~ d^-3). A pair of nodes shares a community with probability `inside`. Classes are those of the
 community, modulo their number; features are a direction of the class and noise. Memory is one chunk, whatever the size.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -56,16 +53,3 @@ def generate(
                 masks[name].write((draw >= low) & (draw < high))
     for mask in masks.values():
         mask.close()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    sizes = {"nodes": 5_000_000, "edges": 100_000_000, "features": 32, "classes": 16, "communities": 64}
-    for name, value in {**sizes, "inside": 0.9, "noise": 2.0, "seed": 0}.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value)
-    generate(**vars(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

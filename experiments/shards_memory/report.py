@@ -1,15 +1,12 @@
-"""Table and figure of README.md from results.jsonl: `python experiments/shards_memory/report.py [--figure FILE]`."""
+"""Memory of partitioning, loading and training: table and figure."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
-import pictures
-import records
 import reports
+from records import Files
 
 GIB = 2**30
 COLOURS = {"parent": "#999999", "rank 0": "#0072b2", "rank 1": "#d55e00"}
@@ -39,8 +36,8 @@ def memory(rows: dict[str, dict]) -> Iterator[list[str]]:
             yield [name, role, peak[ANONYMOUS], early, peak[RESIDENT], peak[PROPORTIONAL]]
 
 
-def draw(rows: dict[str, dict], file: Path) -> None:
-    plt = pictures.pyplot()
+def draw(rows: dict[str, dict], files: Files) -> None:
+    plt = reports.pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(9, 3), sharey=True, layout="constrained")
     for axis, step in zip(axes, STEPS, strict=True):
         row = rows[step]
@@ -55,19 +52,15 @@ def draw(rows: dict[str, dict], file: Path) -> None:
         axis.set(title=step, xlabel="seconds")
     axes[0].set_ylabel("GiB (dotted: mapped files too)")
     axes[2].legend(frameon=False, fontsize=8)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)
 
 
-def main() -> None:
-    rows = {row["step"]: row for row in records.read(HERE / "results.jsonl")}
+def report(files: Files) -> None:
+    rows = {row["step"]: row for row in files.read()}
     shards, beside = rows["from shards"], rows["from memory"]
     same = "losses" in beside and (shards["losses"], shards["hashes"]) == (beside["losses"], beside["hashes"])
     heads = ("step", "process", "anonymous, GiB", "before epoch 0", "resident, files too", "proportional (PSS)")
     print(reports.table(heads, memory(rows)), end="\n\n")
     losses = ", ".join(f"{loss:.6f}" for loss in shards["losses"])
     print(reports.table(("equal losses and hashes", "yes" if same else "no"), [("losses", losses)]))
-    draw(rows, reports.asked(HERE).figure)
-
-
-if __name__ == "__main__":
-    main()
+    draw(rows, files)

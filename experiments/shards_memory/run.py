@@ -1,27 +1,20 @@
 """Memory of partitioning, loading and training from shards on disk, and of the same training from memory.
 
-    python experiments/shards_memory/run.py [--smoke]      # 5 M nodes, 100 M edges; report.py makes table and figure
-
 Every step is a command of its own, sampled four times a second. The graph (2 GB) and its shards (2 GB) lie in a
-temporary folder (--scratch). The step from memory is ended where its processes hold more than --limit-gib together.
+temporary folder. The step from memory is ended where its processes hold more than --limit-gib together.
 """
 
-import argparse
 import json
 import os
-import shutil
-import socket
 import sys
 import tempfile
-import time
 from pathlib import Path
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import blocks
 import records
-import sample
+from records import Files
+from shards_memory import sample
+from shards_memory.generate import generate
 
 RANKS = 2
 EPOCHS = 3
@@ -31,23 +24,17 @@ KEPT = ("loss", "metric", "hashes", "memory_bytes", "cold_start_seconds", "epoch
 KEPT += ("commit",)
 
 
-def steps(graph: Path, shards: Path, runs: Path) -> dict[str, list[str]]:
+def steps(scratch: Path) -> dict[str, list[str]]:
     """Name -> what is run."""
-    source = ["dataset=folder", f"dataset.path={graph}", "dataset.symmetrize=true"]
-    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--master-port", str(free_port())]
-    ranks = [*torchrun, "--nproc-per-node", str(RANKS), "-m"]
-    train = [*ranks, "gnnpar", "train", *MODEL, *COMMON]  # a rank's number stands in its environment: it can be sampled
+    source = ["dataset=folder", f"dataset.path={scratch}/graph", "dataset.symmetrize=true", "partition=ldg"]
+    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m"]
+    train = [sys.executable, "-P", "-m", *ranks, "gnnpar", "train", *MODEL, *COMMON]  # a rank is seen by its RANK
+    shards = f"{scratch}/shards.cut"
     return {
-        "partition": [*blocks.GNNPAR, "partition", *source, "partition=ldg", f"world_size={RANKS}", f"out={shards}"],
-        "from shards": [*train, f"shards={shards}", f"hydra.run.dir={runs / 'shards'}"],
-        "from memory": [*train, *source, "partition=ldg", f"hydra.run.dir={runs / 'memory'}"],
+        "partition": [*blocks.GNNPAR, "partition", *source, f"world_size={RANKS}", f"out={shards}"],
+        "from shards": [*train, f"shards={shards}", f"hydra.run.dir={scratch}/shards"],
+        "from memory": [*train, *source, f"hydra.run.dir={scratch}/memory"],
     }
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def trained(folder: Path, began: float) -> dict:
@@ -60,39 +47,22 @@ def trained(folder: Path, began: float) -> dict:
     return told | {"losses": [row["loss/train"] for row in rows], "trains_after": round(ended - began - spent, 1)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--nodes", type=int, default=5_000_000)
-    parser.add_argument("--edges", type=int, default=100_000_000)
-    parser.add_argument("--limit-gib", type=float, default=12.0)
-    parser.add_argument("--scratch", type=Path, help="where graph and shards lie (a temporary folder)")
-    parser.add_argument("--out", type=Path, default=HERE / "results.jsonl")
-    parser.add_argument("--smoke", action="store_true", help="100 k nodes, 2 M edges")
-    given = parser.parse_args()
-    if given.smoke:
-        given.nodes, given.edges = 100_000, 2_000_000
-    scratch = Path(tempfile.mkdtemp(dir=given.scratch, prefix="shards-memory-"))
-    environment = os.environ | {"GNNPAR_CACHE": str(scratch / "cache"), "PYTHONSAFEPATH": "1"}
-    size = ["--nodes", str(given.nodes), "--edges", str(given.edges)]
-    all_steps = {"generate": [sys.executable, str(HERE / "generate.py"), str(scratch / "graph"), *size]}
-    all_steps |= steps(scratch / "graph", scratch / "shards", scratch)
-    began = time.perf_counter()
-    try:
-        records.replace(given.out, [])
-        for name, command in all_steps.items():
-            done = sample.run(command, limit_bytes=given.limit_gib * sample.GIB, environment=environment)
+def run(files: Files, *, nodes: int = 5_000_000, edges: int = 100_000_000, limit_gib: float = 12.0) -> None:
+    """Run every step; in a rehearsal on 100 k nodes and 2 M edges."""
+    nodes, edges = (100_000, 2_000_000) if files.smoke else (nodes, edges)
+    records.replace(files(), [])
+    with tempfile.TemporaryDirectory(prefix="shards-memory-") as folder:
+        scratch = Path(folder)
+        generate(scratch / "graph", nodes=nodes, edges=edges)
+        environment = os.environ | {"GNNPAR_CACHE": f"{scratch}/cache", "PYTHONSAFEPATH": "1"}
+        for name, command in steps(scratch).items():
+            done = sample.run(command, limit_bytes=limit_gib * sample.GIB, environment=environment)
+            output = done.pop("output")  # it names folders
             if done["ended"]:
-                raise SystemExit(f"{name}: {done['output']}")
-            del done["output"]  # it names folders
-            row = {"step": name, "nodes": given.nodes, "edges": given.edges, "limit_gib": given.limit_gib} | done
+                raise SystemExit(f"{name}: {output}")
+            row = {"step": name, "nodes": nodes, "edges": edges, "limit_gib": limit_gib} | done
             if name.startswith("from") and done["ended"] == 0:
                 row |= trained(scratch / name.removeprefix("from "), done["began"])
-            records.append(given.out, [row])
+            records.append(files(), [row])
             peaks = ", ".join(f"{role} {values[0] / sample.GIB:.2f} GiB" for role, values in done["peaks"].items())
-            print(f"{name}: {done['seconds']} s, {peaks}; {time.perf_counter() - began:.0f} s in all", flush=True)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()
+            print(f"{name}: {done['seconds']} s, {peaks}", flush=True)

@@ -1,87 +1,59 @@
-"""Tables of README.md: `python experiments/typed_debian/report.py`.
+"""Losses on any number of ranks beside those of one, and what inexact strategies cost.
 
 Differences are paired by seed with exact training; "late gain": the points by which the last fifth of the epochs raises
 the best validation.
 """
 
-import statistics
-import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import records
+import paired
 import reports
-from jobs import CUTS, EXACT
-from paired import Row, Runs, average, differences, gap, late_gain, test, verdict
+from paired import Row, Runs
+from records import Files
+from reports import Measured
 
-MIB = 2**20
 MARGIN = 1.0  # points
 
 
-def main() -> None:
-    reports.show("losses: fp64, dropout on", losses_table(records.read(HERE / "losses.jsonl")))
-    cuts = studies_of(records.read(HERE / "accuracy.jsonl"))
-    exact = cuts["metis"][EXACT]
+def job(row: Row) -> str:
+    cell, method = ("cut", "variant") if "cut" in row else ("ranks", "strategy")
+    return row.get("job") or f"{row[cell]}; {row[method]}"
+
+
+def refused(row: Row) -> str:
+    return row.get("refused") or (row.get("result") or {}).get("error") or ""
+
+
+def before(files: Files, measured: Measured) -> str:
+    cuts: dict[str, dict[str, Runs]] = {}
+    for row in files.read("accuracy"):
+        cut, variant = job(row).split("; ")
+        if not refused(row):
+            cuts.setdefault(cut, {}).setdefault(variant, {})[row["result"]["seed"]] = row
+    methods = list(measured["losses"][0].methods)
+    rows = sorted(files.read("losses"), key=lambda row: (methods.index(job(row)[3:]), job(row)))
+    shown = {"losses: fp64, dropout on": losses_table(rows)}
     for cut, variants in cuts.items():
-        reports.show(f"strategies, {cut} cut", accuracy_table(variants, exact))
+        heads = {"of exact": "of METIS exact"}
+        how = {"margin": MARGIN, "nbytes": paired.sent, "form": ("+.2f", ".2f"), "heads": heads, "seeds": True}
+        shown[f"strategies, {cut} cut"] = paired.accuracy_table(variants, cuts["metis"]["exact"], **how)
+    return "".join(f"\n### {title}\n\n{table}\n" for title, table in shown.items())
 
 
 def losses_table(rows: Sequence[Row]) -> str:
     """Every epoch's loss beside that of the single device."""
-    single = next(row["losses"] for row in rows if row["strategy"] == "single")
+    losses = {
+        job(row): row.get("losses") or [point["loss/train"] for point in row["curve"]]
+        for row in rows
+        if not refused(row)
+    }
     lines = []
     for row in rows:
-        cells = [f"refused: {row.get('refused')}", "", ""]
-        if "refused" not in row:
-            error = max(abs(a - b) / b for a, b in zip(row["losses"], single, strict=True))
-            cells = [f"{row['losses'][-1]:.15f}", f"{error:.0e}", f"{sent(row):.2f}"]
-        lines.append([row["strategy"], row["ranks"], *cells])
+        ranks, strategy = job(row).split("; ")
+        cells = [f"refused: {refused(row).removeprefix('rank 0: ValueError: ')}", "", ""]
+        if not refused(row):
+            error = max(abs(a - b) / b for a, b in zip(losses[job(row)], losses["1; single"], strict=True))
+            cells = [f"{losses[job(row)][-1]:.15f}", f"{error:.0e}", f"{paired.sent(row):.2f}"]
+        lines.append([strategy, ranks, *cells])
     heads = ("strategy", "ranks", "last loss", "largest relative difference", "MiB an epoch")
     return reports.table(heads, lines)
-
-
-def sent(row: Row) -> float:
-    """MiB an epoch, all ranks, without the sum of parameters' gradients."""
-    found = row["result"]["bytes_per_epoch"]
-    return (found["total"] - found["reduce"]) / MIB
-
-
-def studies_of(rows: Iterable[Row]) -> dict[str, Mapping[str, Runs]]:
-    found: dict[tuple[str, str], dict[int, Row]] = defaultdict(dict)
-    for row in rows:
-        if "refused" not in row:
-            found[row["cut"], row["variant"]][row["seed"]] = row
-    return {
-        cut: {name: found[cut, name] for name in names if (cut, name) in found}
-        for cut, names in CUTS.items()
-        if any((cut, name) in found for name in names)
-    }
-
-
-def accuracy_table(variants: Mapping[str, Runs], exact: Runs) -> str:
-    rows = {name: statistics.fmean(map(sent, runs.values())) for name, runs in variants.items()}
-    base = statistics.fmean(map(sent, exact.values()))
-    gains = {name: late_gain(runs) for name, runs in variants.items()}
-    gaps = {name: differences(runs, exact) for name, runs in variants.items()}
-    of = {
-        "variant": str,
-        "test": lambda name: f"{test(variants[name]):.1f}",
-        "over exact, points": lambda name: gap(gaps[name]),
-        "verdict": lambda name: verdict(gaps[name], gains[name], MARGIN) if name != EXACT else "",
-        "gradient error": lambda name: f"{average(variants[name], 'fidelity', 'relative_error', 'mean'):.3f}",
-        "cosine": lambda name: f"{average(variants[name], 'fidelity', 'cosine', 'mean'):.3f}",
-        "MiB an epoch": lambda name: f"{rows[name]:.2f}",
-        "of METIS exact": lambda name: f"{rows[name] / base:.3f}",
-        "last loss": lambda name: f"{average(variants[name], 'loss', 'last'):.3f}",
-        "late gain": lambda name: f"{gains[name]:+.1f}",
-        "seeds": lambda name: len(variants[name]),
-    }
-    return reports.columns(of, variants)
-
-
-if __name__ == "__main__":
-    main()

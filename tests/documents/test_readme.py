@@ -200,19 +200,19 @@ def test_reproduce_runs_an_experiment_and_its_report(tmp_path: Path) -> None:
     study = tmp_path / "experiments" / "echo"
     study.mkdir(parents=True)
     script = study.parent / "reproduce.sh"
-    for name in (script.name, "all_studies.py", "check.py", "expected.toml", "records.py"):
-        (study.parent / name).write_bytes((ROOT / "experiments" / name).read_bytes())
+    for file in ROOT.glob("experiments/*.*"):
+        (study.parent / file.name).write_bytes(file.read_bytes())
     script.chmod(0o755)
     (study / "README.md").write_text("# Echo\n\n**Command** (1 minute): `run.py`\n\n**Result**\n\n| a |\n| 1 |\n")
-    (study / "run.py").write_text("import sys; open('result', 'w').write(sys.argv[1])\n")
-    (study / "report.py").write_text("print('| a |'); print('|', open('result').read(), '|')\n")
+    (study / "run.py").write_text("def run(files, *, given=0): files.figure.write_text(str(given))\n")
+    (study / "report.py").write_text("def report(files): print(f'| a |\\n| {files.figure.read_text()} |')\n")
     for given, changed in (("1", 0), ("2", 1)):
         done = subprocess.run(
-            [script, "echo", given],
+            [script, "echo", "--given", given],
             capture_output=True,
             text=True,
             check=False,
-            env={"PATH": "/usr/bin:/bin", "PYTHON": "python3"},
+            env=environment() | {"PYTHON": sys.executable},
         )
         assert done.returncode == 0, done.stderr
         where = "lines and figures lie in outputs/reproduced/echo/experiments/echo"

@@ -17,10 +17,10 @@ from gnnpar.planner.planner import price_grids
 from gnnpar.planner.search.named import run
 from gnnpar.planner.search.points import Points
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "planner_search"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-instances: Any = import_module("instances")  # Any: modules of a study
-training: Any = import_module("train_guide")
+instances: Any = import_module("planner_search.instances")  # Any: modules of a study
+training: Any = import_module("planner_search.train_guide")
 HELD_OUT, draw, families = instances.HELD_OUT, instances.draw, instances.families
 
 

@@ -24,9 +24,9 @@ from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "planner_scale"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-paper_of: Any = import_module("paper")  # Any: a module of a study
+paper_of: Any = import_module("planner_scale.paper")  # Any: a module of a study
 
 GRAPH = GraphStats(nodes=200_000, edges=3_000_000, features=32, classes=8, train=100_000)
 RATES = derived(14e12, 900e9)

@@ -18,9 +18,9 @@ from gnnpar.parallel.pipeline.cost import chain
 from gnnpar.parallel.pipeline.placing import Line, place_layers
 from gnnpar.planner.search.tree import Evaluator, Space, climb, draw, published
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "planner_search"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-baselines: Any = import_module("searches")  # Any: a module of a study
+baselines: Any = import_module("planner_search.searches")  # Any: a module of a study
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,11 +1,10 @@
 """make compare runs what the decision table rests on, make studies all else; what has ended is not run again."""
 
-import importlib.util
 import re
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,14 +16,13 @@ EXPERIMENTS = ROOT / "experiments"
 
 
 @pytest.fixture
-def suite() -> Any:
-    spec = importlib.util.spec_from_file_location("all_studies", EXPERIMENTS / "all_studies.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["all_studies"] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["all_studies"]
+def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """study.py as a module."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    before = set(sys.modules)
+    yield import_module("study")
+    for name in (set(sys.modules) - before) & {file.stem for file in EXPERIMENTS.glob("*.py")}:
+        del sys.modules[name]
 
 
 def rested_on() -> set[str]:
@@ -41,29 +39,28 @@ def rested_on() -> set[str]:
 
 
 def test_compare_is_what_the_decision_table_rests_on(suite: Any) -> None:
-    assert {study.where for study in suite.COMPARE} == rested_on()
-    assert sum(study.minutes for study in suite.COMPARE) < 12 * 60
+    compare = suite.lists()["compare"]
+    assert {study.folder for study in compare} == rested_on()
+    assert sum(study.minutes for study in compare) < 12 * 60
 
 
 def test_every_study_is_in_one_of_the_two(suite: Any) -> None:
-    names = [study.name for study in (*suite.COMPARE, *suite.REST)]
-    assert len(names) == len(set(names))
+    lists = suite.lists()
+    every = [study for studies in lists.values() for study in studies]
+    assert len({study.name for study in every}) == len(every)
     folders = {file.parent.name for file in EXPERIMENTS.glob("*/README.md")}
-    assert {study.where for study in (*suite.COMPARE, *suite.REST)} | set(suite.ELSEWHERE) == folders
-    for study in (*suite.COMPARE, *suite.REST):
-        folder = EXPERIMENTS / study.where
-        if not (folder / "run.py").exists() and "--of" not in study.runs[0]:
-            made = [read_study(file) for file in folder.glob("*.yaml") if file.stem in (study.runs[0] or file.stem)]
-            needs = {need for part in made for need in part.needs}
-            assert study.minutes == sum(part.minutes for part in made), study.name
-            assert (study.root, study.quiet) == ("root" in needs, "quiet" in needs), study.name
+    elsewhere = suite.yaml.safe_load((EXPERIMENTS / "all.yaml").read_text(encoding="utf-8"))["elsewhere"]
+    assert {study.folder for study in every} | set(elsewhere) == folders
+    assert [study.name for study in every if not study.minutes] == []
 
 
 def test_all_of_compare_all_is_run(suite: Any) -> None:
-    names = (*suite.TIMED, *suite.TRAINED, *suite.BESIDE)
-    stated = [read_study(EXPERIMENTS / "compare_all" / f"{name}.yaml").minutes for name in names]
-    minutes = sum(study.minutes for study in (*suite.COMPARE, *suite.REST) if study.where == "compare_all")
-    assert minutes == pytest.approx(sum(stated), abs=15)
+    every = [study for studies in suite.lists().values() for study in studies if study.folder == "compare_all"]
+    names = [name for study in every for words in study.run for name in words]
+    files = {file.stem for file in (EXPERIMENTS / "compare_all").glob("*.yaml")} - {"methods"}
+    assert sorted(names) == sorted(name for name in files if not name.startswith("quick_"))
+    stated = sum(read_study(EXPERIMENTS / "compare_all" / f"{name}.yaml").minutes for name in names)
+    assert sum(study.minutes for study in every) == pytest.approx(stated, abs=15)
 
 
 def test_the_copy_has_no_lines_and_what_ended_is_not_run_again(
@@ -72,40 +69,60 @@ def test_the_copy_has_no_lines_and_what_ended_is_not_run_again(
     here = tmp_path / "experiments"
     (here / "good").mkdir(parents=True)
     (here / "bad").mkdir()
-    for name in ("all_studies.py", "check.py", "records.py"):
-        shutil.copy(EXPERIMENTS / name, here)
+    for file in EXPERIMENTS.glob("*.py"):
+        shutil.copy(file, here)
     (here / "expected.toml").write_text("", encoding="utf-8")
+    (here / "all.yaml").write_text(
+        "compare: {bad: {minutes: 2, needs: []}, good: {minutes: 3, needs: [quiet]}}\n", encoding="utf-8"
+    )
     (here / "good" / "results.jsonl.1.xz").write_bytes(b"committed")
     (here / "good" / "run.py").write_text(
-        "from pathlib import Path\nout = Path(__file__).with_name('results.jsonl')\n"
-        "assert not Path(__file__).with_name('results.jsonl.1.xz').exists()\nout.open('a').write('{}\\n')\n",
+        "def run(files):\n    assert not files.folder.joinpath('results.jsonl.1.xz').exists()\n"
+        "    files().open('a').write('{}\\n')\n",
         encoding="utf-8",
     )
-    (here / "good" / "report.py").write_text("print('| a |')\n", encoding="utf-8")
-    (here / "bad" / "run.py").write_text("raise SystemExit('no')\n", encoding="utf-8")
+    (here / "good" / "report.py").write_text("def report(files): print('| a |')\n", encoding="utf-8")
+    (here / "bad" / "run.py").write_text("def run(files): raise SystemExit('no')\n", encoding="utf-8")
     monkeypatch.setattr(suite, "HERE", here)
-    lists = {"compare": [suite.Study(name="bad", minutes=2), suite.Study(name="good", minutes=3)]}
-    monkeypatch.setattr(suite, "LISTS", lists)
-    monkeypatch.setattr(sys, "argv", ["all_studies.py", "compare", "--out", str(tmp_path / "out")])
+    command = ["all", "compare", "--out", str(tmp_path / "out")]
     for _ in range(2):
         with pytest.raises(SystemExit, match="not whole: bad; the same command goes on"):
-            suite.main()
+            suite.main(command)
     copy = tmp_path / "out" / "experiments" / "good"
     assert (copy / "results.jsonl").read_text(encoding="utf-8") == "{}\n"
     assert (copy / "report.md").read_text(encoding="utf-8") == "| a |\n"
     assert (here / "good" / "results.jsonl.1.xz").read_bytes() == b"committed"
     assert not (here / "good" / "results.jsonl").exists()
     capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--list"])
-    suite.main()
+    suite.main([*command, "--list"])
     assert "good: 3 minutes, needs a quiet machine, done\n0.1 hours in all" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["all_studies.py", "nothing"])
     with pytest.raises(SystemExit, match="there is no study nothing"):
-        suite.main()
+        suite.main(["all", "nothing"])
 
 
-def test_the_copy_keeps_lines_that_are_there(suite: ModuleType, tmp_path: Path) -> None:
+def test_the_copy_keeps_lines_that_are_there(suite: Any, tmp_path: Path) -> None:
     (folder := tmp_path / "experiments" / "scale").mkdir(parents=True)
     (folder / "results.jsonl").write_text("{}\n")
     assert (suite.copied(tmp_path) / "scale" / "run.py").exists()
     assert (folder / "results.jsonl").read_text() == "{}\n"
+
+
+def test_options_are_the_keywords_of_a_function(suite: Any) -> None:
+    def function(files: object, *names: str, several: tuple = (), count: int = 3, scale: float = 1.0, on: bool = False):
+        """Words."""
+
+    given = suite.options(function, ["a", "b", "--several", "x", "y", "--count", "4", "--on"], folder="")
+    assert given == {"names": ["a", "b"], "several": ["x", "y"], "count": 4, "scale": 1.0, "on": True, "folder": ""}
+
+
+def test_a_study_says_why_a_job_cannot_run(suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = read_study(EXPERIMENTS / "compare_all" / "cora.yaml").variants()[0]
+    monkeypatch.setenv("GNNPAR_DATA", str(tmp_path))
+    assert suite.lacks(variant) == f"no {tmp_path / 'Cora'}"
+    (tmp_path / "Cora").mkdir()
+    assert suite.lacks(variant) == ""
+    monkeypatch.setattr(suite, "trial", lambda: "no: needs root")
+    paced = read_study(EXPERIMENTS / "compare_all" / "paced.yaml").variants()
+    assert {suite.lacks(each) for each in paced} == {"", "launch=paced needs root"}
+    with pytest.raises(SystemExit, match="there is no part spead; there are accuracy, "):
+        suite.main(["run", "compare_all", "spead"])

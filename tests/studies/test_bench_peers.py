@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,21 +17,18 @@ FOLDER = ROOT / "experiments" / "bench_peers"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    loaded = set(sys.modules)
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
     monkeypatch.setenv("GNNPAR_DATA", "data")  # which is not there
-    for name in ("run", "study"):  # of another study
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module("run")
-    for name in set(sys.modules) - loaded:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(ROOT / "experiments")):
-            del sys.modules[name]
+    before = set(sys.modules)
+    yield importlib.import_module("bench_peers.run")
+    for name in (set(sys.modules) - before) & {"bench_peers.run", "bench_peers.inputs", "epochs", "records"}:
+        del sys.modules[name]
 
 
 def test_a_go_measures_continues_and_begins_anew(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.OUT == ROOT / "outputs" / "bench_peers" / "results.jsonl"
+    assert bench.OUT == ROOT / "outputs" / "bench_peers"
     calls: list[str] = []
 
     def measure(name: str, *_: object) -> list[dict[str, Any]]:
@@ -42,16 +40,18 @@ def test_a_go_measures_continues_and_begins_anew(
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr(bench, "has", lambda *_: True)
     monkeypatch.chdir(tmp_path)  # without data/debian
-    out, cells = tmp_path / "new" / "lines.jsonl", ["gcn | 1 thread", "gcn | rmat"]
-    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--cells", *cells, "gat | debian"])
+    cells = ["gcn | 1 thread", "gcn | rmat"]
+    monkeypatch.setattr(bench, "OUT", tmp_path / "new")
+    out = tmp_path / "new" / "results.jsonl"
+    go = partial(bench.run, bench.Files(FOLDER), cells=(*cells, "gat | debian"))
     with pytest.raises(KeyboardInterrupt):
-        bench.main()
-    bench.main()
+        go()
+    go()
     assert [json.loads(line) for line in out.read_text().splitlines()] == [
         {"cell": cells[0], "go": 1},
         {"cell": cells[1], "go": 3},
     ]
-    bench.main()
+    go()
     assert calls == [*cells, cells[1], *cells]
     said = capsys.readouterr().out
     assert f"2 of 2 cells are measured now -> {out}" in said and "1 of 2 cells are measured now" in said

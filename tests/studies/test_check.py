@@ -21,11 +21,8 @@ from conftest import ROOT
 EXPERIMENTS = ROOT / "experiments"
 MEASURED = {file.parent.name for kind in ("jsonl", "csv") for file in EXPERIMENTS.glob(f"*/results.{kind}")}
 REPORT = """
-import json, lzma
-from pathlib import Path
-packed = Path(__file__).with_name("results.jsonl.1.xz").read_bytes()
-rows = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
-print("| job | seconds |", "|---|---|", *(f"| {row['job']} | {row['s']} |" for row in rows), sep="\\n")
+def report(files):
+    print("| job | seconds |", "|---|---|", *(f"| {row['job']} | {row['s']} |" for row in files.read()), sep="\\n")
 """
 PAGE = """# A study
 
@@ -149,8 +146,9 @@ def test_pages_take_the_tables_figures_and_numbers_of_new_lines(
     (here / "good" / "README.md").write_text(PAGE, encoding="utf-8")
     (here / "quoted.toml").write_text(QUOTED, encoding="utf-8")
     monkeypatch.setattr(check, "HERE", here)
-    parts = [check.all_studies.Study(name=name, minutes=1, folder="good") for name in ("good", "good_half")]
-    monkeypatch.setattr(check.all_studies, "LISTS", {"compare": parts})
+    monkeypatch.setattr(check.study, "HERE", here)
+    parts = [check.study.Listed(name, "good", [[]], [], 1, []) for name in ("good", "good_half")]
+    monkeypatch.setattr(check.study, "lists", lambda: {"compare": parts})
     plain = here / "good" / "results.jsonl"
     plain.write_text("".join(json.dumps(row) + "\n" for row in [{"job": "a", "s": 1.5}, {"job": "b", "s": 2}]))
     check.records.pack(plain)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,13 @@ FOLDER = ROOT / "experiments" / "compare_all"
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """module(name): one of the study's, its neighbours first on the path. Other studies have modules of these names."""
-    for name in studied():
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [str(FOLDER), str(FOLDER.parent), *sys.path])
-    yield importlib.import_module
-    for name in studied():
+    """module(name): one of the study's or beside its folder."""
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    beside = {file.stem for file in FOLDER.parent.glob("*.py")}
+    before = set(sys.modules)
+    yield lambda name: importlib.import_module(name if name in beside else f"compare_all.{name}")
+    for name in (name for name in set(sys.modules) - before if name in beside or name.startswith("compare_all.")):
         del sys.modules[name]
-
-
-def studied() -> list[str]:
-    """Modules of experiments that are loaded."""
-    files = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
-    return [name for name, file in files.items() if file.startswith(str(FOLDER.parent))]
 
 
 def row(job: str, *, model: str = "gcn", seed: int = 0, block: int = 0, seconds: float = 1.0, test: float = 0.8) -> Any:
@@ -153,17 +147,6 @@ def test_a_failed_run_is_a_row_and_a_wrong_configuration_ends_the_study(module: 
             blocks.train([], failures=failures)
 
 
-def test_what_is_not_there_is_skipped_with_a_line(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run = module("run")
-    monkeypatch.setattr(run, "paced", lambda: "no: needs root")
-    assert run.lacks("paced", tmp_path) == "launch=paced needs root"
-    assert str(tmp_path / "Cora") in run.lacks("cora", tmp_path)
-    (tmp_path / "Cora").mkdir()
-    assert run.lacks("cora", tmp_path) is None
-    with pytest.raises(SystemExit, match="no study spead; there are speed, paced"):
-        run.chosen(["spead"], quick=False)
-
-
 def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -174,8 +157,10 @@ def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
         asked.append((job, space, trials))
         return ["optim.lr=0.003"] if "strategy=single" in job else []
 
-    monkeypatch.setitem(sys.modules, "tune", types.SimpleNamespace(tuned=tuned))
-    jobs = {each.name: each.overrides for each in run.tuned("tuned", study, tmp_path)}
+    monkeypatch.setattr(run, "tuned", tuned)
+    files = module("records").Files(tmp_path)
+    jobs = {each.name: each.overrides for each in run.variants(files, "tuned", study.variants())}
+    assert run.variants(files, "speed", study.variants()) == study.variants()
     assert len(jobs) == 2 * len(study.variants()) == 2 * len(asked)
     assert {trials for *_, trials in asked} == {16}
     assert jobs["gat single, tuned"] == (*jobs["gat single"], "optim.lr=0.003")
@@ -259,7 +244,10 @@ def test_pages_lead_to_every_study(module: Any, tmp_path: Path) -> None:
     kept = [row for row in records.read(FOLDER / "accuracy.jsonl") if row["job"] in ("single", "control", "adaqp")]
     records.append(tmp_path / "quick_accuracy.jsonl", kept[::5])
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "report.py"), "--quick", "--folder", str(tmp_path), "--page", str(tmp_path)],
+        [
+            *(sys.executable, str(FOLDER.parent / "study.py"), "report", "compare_all", "--quick"),
+            *("--folder", str(tmp_path), "--page", str(tmp_path)),
+        ],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -271,7 +259,7 @@ def test_pages_lead_to_every_study(module: Any, tmp_path: Path) -> None:
     assert done.stdout.startswith("A rehearsal")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<a href="quick_accuracy.html">' in page and 'src="figure.svg"' in page
-    assert "<td>adaqp</td><td>3</td>" in page and page.count("<table>") == page.count("</table>") == 3
+    assert re.search(r"<td>adaqp</td>\s*<td>3</td>", page) and page.count("<table") == page.count("</table>") == 3
     assert "| adaqp | 3 | " in (tmp_path / "table.md").read_text(encoding="utf-8")
     assert {file.name for file in tmp_path.iterdir()} >= {"figure.svg", "quick_accuracy.html"}
 

@@ -20,9 +20,9 @@ from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.training.optim import Adam
 
-sys.path.insert(0, str(ROOT / "experiments" / "compare_all"))
+sys.path.insert(0, str(ROOT / "experiments"))
 
-tune: Any = import_module("tune")
+tune: Any = import_module("compare_all.tune")
 blocks: Any = tune.blocks
 records: Any = tune.records
 

@@ -187,8 +187,8 @@ MEASURE = """
 import json, sys
 sys.path.insert(0, {study!r})
 from pathlib import Path
-import sample
-from generate import generate
+from shards_memory import sample
+from shards_memory.generate import generate
 generate(Path("graph"), nodes=400_000, edges=3_200_000, features=192)
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ranks = [*torchrun, "-m", "gnnpar", "train"]
@@ -209,7 +209,7 @@ print(json.dumps([[each["ended"], each["peaks"], each["output"]] for each in tol
 def test_no_process_holds_what_would_be_the_whole_graph(tmp_path: Path) -> None:
     """400 k nodes with 192 features and 3.5 M edges: 293 MiB and, as pairs of int64, 53 MiB. Counted is anonymous
     memory above that of the same command with a small graph; mapped files are not in it."""
-    script = MEASURE.format(study=str(ROOT / "experiments/shards_memory"))
+    script = MEASURE.format(study=str(ROOT / "experiments"))
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,

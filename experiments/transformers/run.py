@@ -1,4 +1,4 @@
-"""Graphs of this study: Cora as SGFormer's authors split it, and debian without types of edges."""
+"""Cora as SGFormer's authors split it."""
 
 import os
 import tempfile
@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import graphs
 from gnnpar.config.compose import compose
 
 SEED, PER_CLASS, VALIDATION, TEST = 123, 20, 500, 1000  # of medium/run.sh in github.com/qitianwu/SGFormer
 
 
-def prepare() -> None:
-    graphs.untyped_debian()
+def prepare(*_: object) -> None:
     os.environ["CORA_DRAW"] = str(cora_as_drawn())
 
 

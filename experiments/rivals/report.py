@@ -3,51 +3,46 @@
 than MARGIN points."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pictures
-import records
 import reports
-from paired import FIT, Row, Runs, average, curve, differences, gap, late_gain, test, verdict
+from paired import FIT, MIB, Row, Runs, accuracy_table, curve, differences, late_gain
+from records import Files
 
-import graphs
 from gnnpar.config.study import Study, read_study
 from gnnpar.report.columns import Runs as Results
 from gnnpar.report.statistics import non_inferiority
 
 HERE = Path(__file__).parent
-PARTS = ("accuracy", "bytes", "memory", "times")
 MARGIN = 1.0  # points
-MIB = 2**20
 DRAWN_POINTS = 20  # of a curve
 COLOURS = ("#000000", "#999999", "#d95f02", "#e6ab02", "#1b9e77", "#66a61e", "#7570b3", "#e7298a", "#a6761d")
 DRAWN = ("exact", "control", "pipegcn", "pipegcn both", "bns 0.1", "bns 0.01", "sancus k=4", "digest k=10", "cofree")
 ROWS = "bytes_per_epoch.forward + bytes_per_epoch.backward"
-prepare = graphs.untyped_debian
 
 
 def job(row: Row) -> str:
     return row.get("job") or "{graph}; {cut}; {world_size}; {strategy}".format(**row)
 
 
-def before() -> str:
+def before(files: Files, measured: object) -> str:
     lines: list[str] = []
-    for study, variants in studies_of(records.read(HERE / "accuracy.jsonl")).items():
-        lines += [
-            f"### {study}, {len(variants['exact'])} seeds",
-            "",
-            accuracy_table(variants),
-            "",
-            *notes(variants),
-            "",
-        ]
+    heads = {"over exact, points": "over exact, points (95 %)"}
+    how = {"margin": MARGIN, "nbytes": nbytes, "form": ("+.1f", ".3f"), "heads": heads}
+    for study, variants in studies_of(files).items():
+        table = accuracy_table(variants, variants["exact"], **how)
+        lines += [f"### {study}, {len(variants['exact'])} seeds", "", table, "", *notes(variants), ""]
     return "\n".join([*lines, ""])
 
 
-def studies_of(rows: Iterable[Row]) -> dict[str, Mapping[str, Runs]]:
+def nbytes(row: Row) -> float:
+    return row["result"]["bytes_per_epoch"]["total"] / MIB
+
+
+def studies_of(files: Files) -> dict[str, Mapping[str, Runs]]:
     found: dict[str, dict[str, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in rows:
+    for row in files.read("accuracy"):
         study, variant = row["job"].split("; ")
         found[study][variant][row["result"]["seed"]] = row
     cells = read_study(HERE / "accuracy.yaml")
@@ -56,26 +51,6 @@ def studies_of(rows: Iterable[Row]) -> dict[str, Mapping[str, Runs]]:
         for study in cells.cells
         if "exact" in found[study]
     }
-
-
-def accuracy_table(variants: Mapping[str, Runs]) -> str:
-    exact = variants["exact"]
-    sent = {name: average(runs, "bytes_per_epoch", "total") for name, runs in variants.items()}
-    gains = {name: late_gain(runs) for name, runs in variants.items()}
-    gaps = {name: differences(runs, exact) for name, runs in variants.items()}
-    of = {
-        "variant": str,
-        "test": lambda name: f"{test(variants[name]):.1f}",
-        "over exact, points (95 %)": lambda name: gap(gaps[name], "+.1f"),
-        "verdict": lambda name: verdict(gaps[name], gains[name], MARGIN) if name != "exact" else "",
-        "gradient error": lambda name: f"{average(variants[name], 'fidelity', 'relative_error', 'mean'):.3f}",
-        "cosine": lambda name: f"{average(variants[name], 'fidelity', 'cosine', 'mean'):.3f}",
-        "MiB an epoch": lambda name: f"{sent[name] / MIB:.3f}",
-        "of exact": lambda name: f"{sent[name] / sent['exact']:.3f}",
-        "last loss": lambda name: f"{average(variants[name], 'loss', 'last'):.3f}",
-        "late gain": lambda name: f"{gains[name]:+.1f}",
-    }
-    return reports.columns(of, variants)
 
 
 def notes(variants: Mapping[str, Runs]) -> Iterator[str]:
@@ -87,12 +62,12 @@ def notes(variants: Mapping[str, Runs]) -> Iterator[str]:
         yield f"The control is {control}: the graph {FIT.get(control, 'may not carry')} a claim of no loss."
 
 
-def draw(part: Study, runs: Results, file: Path) -> None:
+def draw(files: Files, name: str, part: Study, runs: Results) -> None:
     """Training loss and validation of each study, mean over seeds; last: feature parallelism's bytes over halos'."""
-    if "cut" not in part.axes:
+    if name != "bytes":
         return
-    studies = studies_of(records.read(HERE / "accuracy.jsonl"))
-    plt = pictures.pyplot(8)
+    studies = studies_of(files)
+    plt = reports.pyplot(8)
     figure, axes = plt.subplots(2, len(studies) + 1, figsize=(3.4 * (len(studies) + 1), 5), squeeze=False)
     for column, (study, variants) in enumerate(studies.items()):
         losses, metrics = axes[:, column]
@@ -108,7 +83,7 @@ def draw(part: Study, runs: Results, file: Path) -> None:
         for graph, colour in zip(part.axes["graph"], COLOURS, strict=False):
             ranks = [n for n in (2, 4, 8) if (graph, cut, str(n), "feature") in runs]
             ratio = f"({ROWS}) / ({ROWS})(graph_parallel)"
-            ratios = [pictures.measured(part, runs, ratio, graph, cut, str(n), "feature") for n in ranks]
+            ratios = [reports.measured(part, runs, ratio, graph, cut, str(n), "feature") for n in ranks]
             axis.plot(ranks, ratios, "o-", color=colour, ms=3, lw=1, label=graph)
         axis.axhline(1, color="0.7", lw=0.8)
         axis.set(yscale="log", ylabel="bytes: feature / halos", title=f"{cut} cut")
@@ -118,5 +93,4 @@ def draw(part: Study, runs: Results, file: Path) -> None:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(DRAWN), frameon=False)
     figure.tight_layout(rect=(0, 0.05, 1, 1))
-    pictures.save(figure, file)
-    plt.close(figure)
+    reports.save(figure, files.figure)

@@ -1,8 +1,7 @@
 """The figure: memory of a rank and bytes of all against the number of ranks; dashed: 1/N of one rank."""
 
-from pathlib import Path
-
-import pictures
+import reports
+from records import Files
 
 from gnnpar.config.study import Study
 from gnnpar.report.columns import MEASURES, Runs
@@ -10,8 +9,8 @@ from gnnpar.report.columns import MEASURES, Runs
 COLOURS = {"graph_parallel": "#2b7bba", "graph_parallel bf16": "#7a8794", "sar": "#1a9e77", "adaqp": "#e09f1f"}
 
 
-def draw(_: Study, runs: Runs, file: Path) -> None:
-    plt = pictures.pyplot(8)
+def draw(files: Files, _name: str, _: Study, runs: Runs) -> None:
+    plt = reports.pyplot(8)
     figure, panels = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
     for axes, measure, label in zip(
         panels, ("peak_mib", "sent_mib"), ("peak of a rank, MiB", "sent an epoch, MiB"), strict=True
@@ -28,4 +27,4 @@ def draw(_: Study, runs: Runs, file: Path) -> None:
         axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
         axes.minorticks_off()
     panels[0].legend(frameon=False)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)

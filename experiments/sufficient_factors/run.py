@@ -4,5 +4,5 @@ import os
 from pathlib import Path
 
 
-def prepare() -> None:
+def prepare(*_: object) -> None:
     os.chdir(Path(__file__).parent)

@@ -1,24 +1,16 @@
-"""The rate of each model's link, found before the study runs; vanilla's shares, the summary and the figure."""
+"""Vanilla's shares, geometric means over models, and the parts of an epoch."""
 
-import json
 import math
-import os
-import sys
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
-import blocks
-import declared
-import pictures
 import reports
+from records import Files
+from reports import Measured
 
-from gnnpar.config.study import Study, merged
+from gnnpar.config.study import Study
 from gnnpar.report.columns import Runs
 from gnnpar.report.statistics import geometric_mean
 
-HERE = Path(__file__).parent
-TARGET, TOLERANCE = 0.65, 0.05  # vanilla's share of communication
 PHASES = {
     "compute": ("compute", "encode", "other"),
     "bubble": ("bubble",),
@@ -29,33 +21,10 @@ COLOURS = ("#444444", "#1b9e77", "#7570b3", "#d95f02")
 SHARE = "average(breakdown_seconds.exposed_wire + breakdown_seconds.exposed_skew) / first(epoch_seconds.mean)"
 
 
-def prepare() -> None:
-    """Set RATE_MODEL to the rate at which vanilla alone spends TARGET of its epoch waiting; rates.json keeps them."""
-    file = HERE / "rates.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    vanilla = {each.place: each for each in declared.parts(HERE)["results"].variants()}
-    for model in ("gcn", "sage", "gcnii", "resgcn"):
-        if model not in found and "--smoke" not in sys.argv:
-            print(model, flush=True)
-            job = vanilla["paced", model, "vanilla"].overrides
-            rate, share = blocks.rate_of(TARGET, TOLERANCE, partial(spent, job))
-            found[model] = {"rate": rate, "share": share}
-            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        os.environ[f"RATE_{model.upper()}"] = f"{found.get(model, {'rate': 1})['rate']:.4f}"
-
-
-def spent(job: tuple[str, ...], rate: float) -> tuple[float, float, float]:
-    """Return seconds of an epoch, in messages, and in the reduction."""
-    result = blocks.train(merged(job, [f"launch.rate_gbps={rate:.4f}", "seed=0"]))["result"]["breakdown_seconds"]
-    epoch = sum(result[name] for name in result if name != "comm_total")
-    return epoch, result["exposed_wire"] + result["exposed_skew"], result["reduce"]
-
-
-def before() -> str:
-    study = declared.parts(HERE)["results"]
-    runs = declared.runs_of(study, HERE / "results.jsonl")
+def before(files: Files, measured: Measured) -> str:
+    study, runs = measured["results"]
     cells = [(links, model) for links in study.axes["links"] for model in study.axes["model"]]
-    shares = [f"{'; '.join(at)} {pictures.measured(study, runs, SHARE, *at, 'vanilla'):.0%}" for at in cells]
+    shares = [f"{'; '.join(at)} {reports.measured(study, runs, SHARE, *at, 'vanilla'):.0%}" for at in cells]
     heads = ("links", "strategy", "cells", "times faster than vanilla, geometric mean", "worst", "best")
     says = f"vanilla's share of communication: {', '.join(shares)}"
     return f"{says}\n\n{reports.table(heads, summary(study, runs))}\n"
@@ -65,16 +34,16 @@ def summary(study: Study, runs: Runs) -> Iterator[list[str]]:
     """Return geometric means over all models of a kind of link: the paper's 2.03 is such a mean."""
     for links in ("loopback", "paced"):
         for method in (name for name in study.methods if (links, "gcn", name) in runs and name != "vanilla"):
-            found = [pictures.measured(study, runs, "times(vanilla)", links, m, method) for m in study.axes["model"]]
+            found = [reports.measured(study, runs, "times(vanilla)", links, m, method) for m in study.axes["model"]]
             cells = [each for each in found if not math.isnan(each)]
             values = (geometric_mean(cells).value, min(cells), max(cells))
             yield [links, method, str(len(cells)), *(f"{value:.2f}" for value in values)]
 
 
-def draw(study: Study, runs: Runs, file: Path) -> None:
+def draw(files: Files, name: str, study: Study, runs: Runs) -> None:
     """Draw the parts of an epoch over the shaped link, a bar a strategy, from the block with the median epoch: one
     disturbed block would decide a mean."""
-    plt = pictures.pyplot()
+    plt = reports.pyplot()
     needed = [name for name in study.methods if name != "hybrid"]
     models = [m for m in study.axes["model"] if all(("paced", m, name) in runs for name in needed)]
     if not models:
@@ -92,4 +61,4 @@ def draw(study: Study, runs: Runs, file: Path) -> None:
         axis.set_title(f"{model}, {mine['vanilla'][0]['paced']['rates']['host_gbps']:.2f} Gbit/s")
     axes[0, 0].set_ylabel("ms an epoch, median block")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASES), frameon=False)
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)

@@ -1,13 +1,11 @@
 """The figure: gradient error against bytes, what a knob moves along the curve, and what moves off it."""
 
-from pathlib import Path
-
-import pictures
+import reports
+from records import Files
 
 from gnnpar.config.study import Study
 from gnnpar.report.columns import Runs
 
-PARTS = ("seeds", "times")
 SENT = "bytes_per_epoch.total{0} - bytes_per_epoch.reduce{0}"
 SHARE = f"average(({SENT.format('')}) / ({SENT.format('(exact)')}))"
 FAMILIES = {
@@ -18,13 +16,13 @@ FAMILIES = {
 }
 
 
-def draw(study: Study, runs: Runs, file: Path) -> None:
-    if "adaptive" not in study.methods:
+def draw(files: Files, name: str, study: Study, runs: Runs) -> None:
+    if name != "seeds":
         return
-    plt = pictures.pyplot(10)
+    plt = reports.pyplot(10)
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     at = {
-        job: tuple(pictures.measured(study, runs, each, job) for each in (SHARE, "fidelity.relative_error.mean"))
+        job: tuple(reports.measured(study, runs, each, job) for each in (SHARE, "fidelity.relative_error.mean"))
         for job in study.methods
     }
     axis.plot(*at["adaptive"], "k*", markersize=12)
@@ -37,4 +35,4 @@ def draw(study: Study, runs: Runs, file: Path) -> None:
     axis.plot(*at["random"], "x", color="#b04040")
     axis.annotate("random", at["random"], xytext=(6, 4), textcoords="offset points", color="#b04040", fontsize=8)
     axis.set(xlabel="bytes sent, of fp32", ylabel="relative error of the gradient", yscale="log")
-    pictures.save(figure, file)
+    reports.save(figure, files.figure)

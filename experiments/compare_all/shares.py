@@ -1,27 +1,21 @@
-"""The figure of README.md: speed over one device with all threads against the share of communication.
+"""Speed over one device with all threads against the share of communication.
 
-    python experiments/overview.py [--figure FILE]     # figure.svg beside it
-
-From the lines of compare_all (six cells: three models, loopback and 1 Gbit/s; ratios inside blocks) and, dashed, of
+Of the lines of compare_all (six cells: three models, loopback and 1 Gbit/s; ratios inside blocks) and, dashed, of
 bandwidth (GCN over 0.3 and 0.1 Gbit/s), in which no device stands alone: its epoch is that of compare_all there.
 Share: of a cell of compare_all, what the control saves, which sends nothing; of bandwidth, what vanilla waits.
 """
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "compare_all"), str(HERE)]
-
-import pictures
 import records
 import reports
-from cells import by_cell, ratios, seconds
+from compare_all.cells import Rows, by_cell, ratios, seconds
 
 from gnnpar.report.statistics import Estimate, geometric_mean, mean
 
+BANDWIDTH = Path(__file__).parents[1] / "bandwidth" / "results.jsonl"
 ALONE = "single, all threads"
 SHADES = {  # exact blue, rounded green, quantized orange, stale violet
     "control": ("#7a8794", ":", "control: sends nothing"),
@@ -39,30 +33,28 @@ APART = 1.09  # of labels that would touch, as a ratio
 Points = dict[str, dict[float, Estimate]]  # method -> share -> times one device
 
 
-def inside() -> Points:
+def inside(found: Mapping[str, Rows]) -> Points:
     """The cells of compare_all."""
-    rows = {study: records.read(HERE / "compare_all" / f"{study}.jsonl") for study in ("speed", "paced")}
-    found: Points = {name: {} for name in SHADES}
-    for methods in by_cell(rows).values():
+    points: Points = {name: {} for name in SHADES}
+    for methods in by_cell({name: found[name] for name in ("speed", "paced")}).values():
         share = mean([1 - 1 / ratio for ratio in ratios(methods["control"], methods["vanilla"])]).value
         for name in SHADES:
-            found[name][share] = geometric_mean(ratios(methods[name], methods[ALONE]))
-    return {name: dict(sorted(points.items())) for name, points in found.items()}
+            points[name][share] = geometric_mean(ratios(methods[name], methods[ALONE]))
+    return {name: dict(sorted(each.items())) for name, each in points.items()}
 
 
-def across() -> Points:
+def across(paced: Rows) -> Points:
     """The slow links of bandwidth, whose one device is that of `paced` on the same graph."""
-    paced = by_cell({"paced": records.read(HERE / "compare_all" / "paced.jsonl")})["paced", "gcn"]
-    alone = geometric_mean(list(seconds(paced[ALONE]).values())).value
-    rows = records.read(HERE / "bandwidth" / "results.jsonl")
-    found: Points = {}
+    alone = geometric_mean(list(seconds(by_cell({"paced": paced})["paced", "gcn"][ALONE]).values())).value
+    rows, points = records.read(BANDWIDTH), dict[str, dict[float, Estimate]]()
     for rate in SLOW:
         jobs = {name: [row for row in rows if row["job"] == f"{rate} {name}"] for name in SHADES}
-        share = mean([waited(row) for row in jobs["vanilla"]]).value
-        for name, mine in jobs.items():
-            if mine:
-                found.setdefault(name, {})[share] = geometric_mean([alone / s for s in seconds(mine).values()])
-    return found
+        if jobs["vanilla"]:
+            share = mean([waited(row) for row in jobs["vanilla"]]).value
+            for name, mine in jobs.items():
+                if mine:
+                    points.setdefault(name, {})[share] = geometric_mean([alone / s for s in seconds(mine).values()])
+    return points
 
 
 def waited(row: Mapping[str, Any]) -> float:
@@ -72,10 +64,10 @@ def waited(row: Mapping[str, Any]) -> float:
     return (told["exposed_wire"] + told["exposed_skew"] + told["reduce"]) / epoch
 
 
-def draw(file: Path) -> None:
-    plt = pictures.pyplot(8)
+def draw(found: Mapping[str, Rows], file: Path) -> None:
+    plt = reports.pyplot(8)
     figure, axis = plt.subplots(figsize=(8, 4.6), layout="constrained")
-    measured, slow = inside(), across()
+    measured, slow = inside(found), across(found["paced"])
     ends: dict[str, tuple[float, float]] = {}
     for name, (colour, style, _) in SHADES.items():
         shares, values = list(measured[name]), list(measured[name].values())
@@ -95,7 +87,7 @@ def draw(file: Path) -> None:
     axis.set(ylabel="times as fast as one device with all threads", ylim=(0.045, 1.25))
     axis.set_yticks([0.05, 0.1, 0.2, 0.5, 1], ["0.05", "0.1", "0.2", "0.5", "1"])
     axis.minorticks_off()
-    pictures.save(figure, file)
+    reports.save(figure, file)
 
 
 def label(axis: Any, ends: Mapping[str, tuple[float, float]]) -> None:
@@ -115,7 +107,3 @@ def spread(values: Mapping[str, float]) -> dict[str, float]:
     for name, value in values.items():
         placed[name] = min([value, 1 / APART, *(height / APART for height in placed.values())])
     return placed
-
-
-if __name__ == "__main__":
-    draw(reports.asked(HERE).figure)

@@ -11,7 +11,6 @@ from gnnpar.data.npz import NPZ
 from gnnpar.data.rmat import RMAT
 from gnnpar.partition.partition import Metis, partition
 
-MODELS = models(dropout=0.0)
 NODES = {"sbm_tenth": 5_000, "sbm": 50_000, "sbm_four": 200_000}  # sbm: the graph of epoch_speed
 
 DEBIAN = NPZ(  # conf/dataset/debian.yaml
@@ -41,11 +40,8 @@ def write(graph: str, folder: Path) -> Dataset:
     arrays["part_of"] = partition(dataset, 2, by=Metis(), cache=folder, say=lambda _: None)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array.numpy())
-    for name, config in MODELS.items():
+    for name, config in models(dropout=0.0).items():
         model = config.build(dataset.num_features, dataset.num_classes, seed=0)
-        weights = {
-            key.removeprefix("layers.").replace(".conv.", "."): value.numpy()
-            for key, value in model.state_dict().items()
-        }
-        np.savez(folder / f"{name}.npz", **weights)
+        weights = {key[7:].replace(".conv.", "."): value.numpy() for key, value in model.state_dict().items()}
+        np.savez(folder / f"{name}.npz", **weights)  # less "layers."
     return dataset

@@ -1,3 +1,0 @@
-"""The order of the parts."""
-
-PARTS = ("rounds", "pipelines")
