@@ -26,7 +26,7 @@ from marks import EVALUATIONS, SECONDS
 from searches import BASELINES, descend_again, start_of
 
 from gnnpar.planner.guide.network import load
-from gnnpar.planner.planner import Request, search
+from gnnpar.planner.planner import Request
 from gnnpar.planner.search.named import DEFAULT, SEARCHES, run
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator
@@ -77,7 +77,7 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
     evaluate = Timed(points.space, price, budget, points.canonical)
     first: list[float] = []
     if name == "refine":  # its enumeration is a part of its curve
-        listed = search(points.request)
+        listed = run(points.request, "enumerate").evaluated
         first = _whole(listed[0].objective, len(listed))
         enumerated = time.process_time() - began
         descend_again(evaluate, seed=seed, start=start_of(points, listed))
@@ -117,7 +117,7 @@ def study(number: int, *, split: Split, seeds: int, budget: int) -> list[dict[st
     rows = []
     began = time.process_time()
     try:
-        listed = search(instance.request)
+        listed = run(instance.request, "enumerate").evaluated
     except ValueError:
         listed = ()
     spent = time.process_time() - began

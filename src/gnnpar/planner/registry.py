@@ -20,10 +20,10 @@ from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
+from gnnpar.placement import QUALITIES, Quality
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
-from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.work import Work
 from gnnpar.settings import instantiate
 from gnnpar.targets import TRUST
