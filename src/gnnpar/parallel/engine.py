@@ -14,8 +14,7 @@ from gnnpar.comm import MessageTag
 from gnnpar.files import JsonDict, StateDict
 from gnnpar.graph import Graph
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.keys import KeyTable
-from gnnpar.parallel.local import Pass
+from gnnpar.parallel.local import KeyTable, Pass
 from gnnpar.parallel.objective import objective_of
 
 
