@@ -26,7 +26,7 @@ from gnnpar.codecs.adaptive.assigner import Assigner, Rules
 from gnnpar.codecs.adaptive.importance import Convolutional, Importance, Powers, Scores, powers_of
 from gnnpar.codecs.adaptive.links import Profile, open_profile
 from gnnpar.codecs.adaptive.traces import Trace, row_variances
-from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
+from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, WirePrice
 from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
 from gnnpar.comm import Communicator, MessageTag, Outgoing, RowLike, RowLists
@@ -128,7 +128,7 @@ class AdaptiveRows(QuantizedRows):
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
         if self._tracing:
-            return CodecDefaults.encode_all(self, outgoing, tag)
+            return Codec.encode_all(self, outgoing, tag)
         return super().encode_all(outgoing, tag)
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:
