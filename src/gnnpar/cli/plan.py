@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, key_of, sets
 from gnnpar.files import JsonObject, require_writable, write_text_atomic
+from gnnpar.placement import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest, config_errors
 from gnnpar.track.console import say, show_table
 
 if TYPE_CHECKING:
-    from gnnpar.placement import QUALITIES, Plan, Quality
+    from gnnpar.placement import Plan
     from gnnpar.planner.planner import Planned
 
 HELP = """Choose a strategy and its parameters for a model, a dataset and a topology. Prints predicted time and
