@@ -12,12 +12,10 @@ from math import ceil
 
 from gnnpar.pricing.ir import Fold
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.memory import rank_memory
+from gnnpar.pricing.memory import NUMBER, rank_memory
 from gnnpar.pricing.price import Memory, Phases
 from gnnpar.pricing.tasks import TaskGraph
 from gnnpar.pricing.work import Flow, LayerPass, Work, wire_bytes
-
-_NUMBER = 4.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Regrouped:
         kept = nodes * sum(width for width, reads in wide if reads) / self.columns
         own = rank_memory(work, layers, rank, columns=parts.nodes[rank], moving=tables)
         more = 16.0 * (edges + nodes) if self.columns > 1 else 0.0  # by destination and by source
-        return replace(own, structure=own.structure + more, saved=own.saved + _NUMBER * kept)
+        return replace(own, structure=own.structure + more, saved=own.saved + NUMBER * kept)
 
     def _grouped(self, work: Work, rank: int, prefetch: int) -> Memory:
         """Return the memory of a rank on a grid. Structure: in-edges of the group's rows from the parts that the rank

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Literal
 
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.memory import rank_memory, structure_bytes, widest_fold
+from gnnpar.pricing.memory import NUMBER, rank_memory, structure_bytes, widest_fold
 from gnnpar.pricing.price import Memory, Phases
 from gnnpar.pricing.regrouped import Regrouped, turns
 from gnnpar.pricing.statistics import PartStats
@@ -21,7 +21,6 @@ from gnnpar.pricing.tasks import SimulatedTask, TaskGraph
 from gnnpar.pricing.work import DIRECTIONS, Direction, Flow, LayerPass, LayerSeconds, Work
 
 Kind = Literal["local", "halo", "parts", "rounds", "columns", "grid"]
-_NUMBER = 4.0
 
 
 @dataclass(frozen=True)
@@ -166,14 +165,14 @@ class Step:
             times * sum(work.exchanged_width(i, d) for i in layers)
             for d, times in zip(DIRECTIONS, self.kept, strict=True)
         )
-        return replace(memory, halo=memory.halo + _NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
+        return replace(memory, halo=memory.halo + NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
 
     def _with_share(self, work: Work, p: int, memory: Memory) -> Memory:
         """Add the blocks of all halo rows, held in addition to the share's, and the cached features of layer 0."""
         if self.share == 1:
             return memory
         parts, halo = work.parts, sum(work.parts.halo[p])
-        features = _NUMBER * work.ir.in_dim * (1 - self.share) * halo * (work.held == "rows")
+        features = NUMBER * work.ir.in_dim * (1 - self.share) * halo * (work.held == "rows")
         structure = memory.structure + structure_bytes(0.0, sum(parts.cut[p]), halo)
         return replace(memory, structure=structure, halo=memory.halo + features)
 
