@@ -19,7 +19,7 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.quantity import bytes_text
 from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Work
-from gnnpar.track.timelines import chrome_trace
+from gnnpar.track.timelines import Row, chrome_trace
 
 _END = 1e-12  # relative tolerance of event times, for rounding
 
@@ -44,10 +44,10 @@ class EpochTimeline:
 
     def chrome_trace(self) -> JsonDict:
         """Return trace events for Perfetto or chrome://tracing, flows in the rows of their receivers."""
-        rows = [
-            (task.devices[-1], task.name + (f" ({bytes_text(task.nbytes)})" if task.kind == "flow" else ""), *span)
-            for task, span in zip(self.tasks, self.spans, strict=True)
-        ]
+        rows: list[Row] = []
+        for task, span in zip(self.tasks, self.spans, strict=True):
+            size = f" ({bytes_text(task.nbytes)})" if task.kind == "flow" else ""
+            rows.append((task.devices[-1], task.name + size, span.start, span.end))
         return chrome_trace(rows, {}, lambda text: "receive" if text.endswith(")") else "compute")
 
 
