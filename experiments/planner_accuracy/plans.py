@@ -10,8 +10,8 @@ from blocks import Jobs
 from planner_accuracy.cells import Cell
 
 from gnnpar.config.compose import compose
+from gnnpar.placement import QUALITIES
 from gnnpar.planner.planned import plan_of, planned
-from gnnpar.pricing.quality import QUALITIES
 
 WARMUP, SECONDS = 6, 3.0  # five epochs are not timed and one records memory; then about so many seconds
 

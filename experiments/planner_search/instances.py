@@ -22,11 +22,11 @@ from gnnpar.models.gin import GIN
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.models.sage import SAGE
+from gnnpar.placement import QUALITIES, Quality
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines

@@ -21,7 +21,7 @@ from records import Files
 from gnnpar.models.resgcn import ResGCN
 from gnnpar.planner.extract import record
 from gnnpar.planner.guide.network import load
-from gnnpar.planner.planner import Request, search
+from gnnpar.planner.planner import Request
 from gnnpar.planner.search import named
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator
@@ -77,7 +77,7 @@ def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> di
     evaluate = Timed(points.space, price, budget, points.canonical)
     first: list[float] = []
     if name == "refine":  # its enumeration is a part of its curve
-        listed = search(points.request)
+        listed = named.run(points.request, "enumerate").evaluated
         first = _whole(listed[0].objective, len(listed))
         enumerated = time.process_time() - began
         descend_again(evaluate, seed=seed, start=start_of(points, listed))
@@ -117,7 +117,7 @@ def study(number: int, *, seeds: int, budget: int) -> list[dict[str, Any]]:
     rows = []
     began = time.process_time()
     try:
-        listed = search(instance.request)
+        listed = named.run(instance.request, "enumerate").evaluated
     except ValueError:
         listed = ()
     spent = time.process_time() - began

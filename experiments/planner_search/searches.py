@@ -69,7 +69,10 @@ def start_of(points: Points, grids: tuple[Evaluated, ...]) -> Point | None:
 def point_of(points: Points, candidate: Candidate) -> Point | None:
     """Return the point of a candidate on the devices in order; None outside the space."""
     space, grid = points.space, points.grid_of(candidate)
-    knobs = {name: candidate.turns[name] for name in grid.knobs(points.request.ir)}
+    fields = candidate.as_json()
+    if "chunks" in fields:  # the knob of a pipeline: chunks over stages, 0 for one chunk
+        fields["chunks"] = fields["chunks"] // candidate.stages if fields["chunks"] > 1 else 0
+    knobs = {name: fields[name] for name in grid.knobs(points.request.ir)}
     wanted: dict[str, object] = {"grid": grid, **knobs}
     if not all(value in space.choices[name] for name, value in wanted.items()):
         return None

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Quality = Literal["exact", "rounded", "quantized", "stale", "sampled"]
+"""Classes of plans by their exactness."""
+QUALITIES: tuple[Quality, ...] = ("exact", "rounded", "quantized", "stale", "sampled")
+
+
 @dataclass(frozen=True)
 class Topology:
     """The ranks of a run. hosts[i]: number of ranks on host i; empty: one host."""

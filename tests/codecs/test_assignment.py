@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gnnpar.codecs.adaptive.links import Profile, fit, nominal
-from gnnpar.codecs.adaptive.problem import BitProblem, Pair, merged, split, uniform_choice
-from gnnpar.codecs.adaptive.solvers import lower_bound, solve_program, solve_thresholds
+from gnnpar.codecs.adaptive.problem import BitProblem, Pair, merged, split
+from gnnpar.codecs.adaptive.solvers import run_highs, solve_program, solve_thresholds
 from gnnpar_kernels.wire import row_nbytes
 
 MENU = (2, 4, 8)
@@ -30,6 +30,14 @@ def instance(seed, *, ranks=2, groups=60, weight=0.5, hidden=0.0, budget=None, e
         most = np.inf if budget is None else budget * rows.sum()
         pairs.append(Pair(sender, receiver, variance, rows, NBYTES, theta, gamma, most))
     return BitProblem(tuple(pairs), ranks, weight, hidden)
+
+
+def lower_bound(problem):
+    return run_highs(problem, integral=False)[1]
+
+
+def uniform_choice(problem, entry):
+    return [np.full(len(pair.rows), entry) for pair in problem.pairs]
 
 
 @pytest.mark.quick(5)

@@ -23,7 +23,7 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import FlatEngine
-from gnnpar.parallel.keys import KeyTable
+from gnnpar.parallel.local import KeyTable
 from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import Job, graph_for, make_job, small_graph
 from gnnpar_kernels import triton_tasks

@@ -12,7 +12,7 @@ from gnnpar.comm import ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
-from gnnpar.parallel import normalised
+from gnnpar.parallel import context
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -60,8 +60,8 @@ def job_of(strategy: str, options: str, world: int, model: str = "gcn", *, weigh
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
     """The shards whose edges are weighted."""
     found: list[Shard] = []
-    weigh = normalised.normalised
-    monkeypatch.setattr(normalised, "normalised", lambda shard: found.append(weigh(shard)) or found[-1])
+    weigh = context.normalised
+    monkeypatch.setattr(context, "normalised", lambda shard: found.append(weigh(shard)) or found[-1])
     return found
 
 
@@ -72,7 +72,7 @@ def test_losses_and_gradients(inside, model, weighted, made, monkeypatch) -> Non
     job = job_of(strategy, options, world, model, weighted=weighted)
     inside = merge_ranks(job, ThreadWorld(world).run(job))
     assert len(made) >= world
-    monkeypatch.setattr(normalised, "normalised", lambda shard: shard)
+    monkeypatch.setattr(context, "normalised", lambda shard: shard)
     outside = merge_ranks(job, ThreadWorld(world).run(job))
     assert inside.traffic == outside.traffic
     torch.testing.assert_close(inside.losses, outside.losses, rtol=1e-12, atol=0)
@@ -141,7 +141,7 @@ def test_no_pass_scales_rows(strategy, world, monkeypatch) -> None:
         return counted.count
 
     assert ThreadWorld(world).run(passes) == [0] * world
-    monkeypatch.setattr(normalised, "normalised", lambda shard: shard)
+    monkeypatch.setattr(context, "normalised", lambda shard: shard)
     assert min(ThreadWorld(world).run(passes)) >= 10
 
 
@@ -149,7 +149,7 @@ def test_the_weights_are_counted_as_structure() -> None:
     (comm,) = ThreadWorld(1).communicators()
     data = small_graph()
     shard = Shard.open(data, torch.zeros(data.num_nodes, dtype=torch.int64), comm)
-    plain, weighted = shard.structure_nbytes, normalised.normalised(shard)
+    plain, weighted = shard.structure_nbytes, context.normalised(shard)
     assert weighted.structure_nbytes == plain + (4 + 8) * data.num_edges  # with the destinations of edges
     assert not WholeGraph(shard, Pass(0)).normalised
     assert WholeGraph(weighted, Pass(0)).normalised

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ from gnnpar.__main__ import main
 from gnnpar.cli.main import run
 from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.config.inputs import with_plan
+from gnnpar.files import write_json_atomic
 from gnnpar.models.gcn import GCN
 from gnnpar.planner import calibrate
-from gnnpar.planner.calibrate import Calibration, fit_calibration, nonnegative
+from gnnpar.planner.calibrate import Calibration, fit_calibration, nonnegative, read_calibration
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Evaluated, recommend
 from gnnpar.planner.registry import shipped
 from gnnpar.planner.samples import Samples
 from gnnpar.pricing.candidate import Scope
 from gnnpar.pricing.price import Price
-from gnnpar.pricing.rates import NOMINAL, Rates
+from gnnpar.pricing.rates import NOMINAL, Rates, numbers_beyond
 from gnnpar.settings import ConfigError
 
 SMALL = ("dataset=sbm", "dataset.num_nodes=400", "model=resgcn", "model.num_layers=8", "model.hidden=16")
@@ -311,9 +312,10 @@ def test_a_near_choice_that_experiments_recommend_comes_first() -> None:
     assert recommend((near, digest)) == (near, digest)
 
 
-def test_calibration_round_trip_and_sharing() -> None:
+def test_calibration_round_trip_and_sharing(tmp_path: Path) -> None:
     found = Calibration(2, 1, NOMINAL, (1e-9, 5e-5))
-    again = Calibration.of_json(json.loads(json.dumps(found.as_json())))
+    write_json_atomic(tmp_path / "found.json", asdict(found))
+    again = read_calibration(tmp_path / "found.json")
     assert again == found
     assert isinstance(again.rates, Rates)
     assert found.shared(4, 2).rates.scale == 2
@@ -323,9 +325,14 @@ def test_calibration_round_trip_and_sharing() -> None:
 def test_rates_of_one_rank() -> None:
     """From made-up samples: constants go where they belong."""
     samples = Samples(
-        gemm=[(f, n, 1e-6 + f * 1e-11) for f, n in ((1e6, 1e4), (1e8, 1e5), (1e7, 3e5))],
-        elementwise=[(n, 2e-6 + n * 1e-10) for n in (1e3, 1e5, 1e6)],
-        folds={"Sum": {way: [(e, 1e3, 64, e * 1e-9) for e in (1e3, 1e4, 1e5)] for way in ("forward", "backward")}},
+        kernels={
+            "gemm": [((1.0, f, n), 1e-6 + f * 1e-11) for f, n in ((1e6, 1e4), (1e8, 1e5), (1e7, 3e5))],
+            "elementwise": [((1.0, n, numbers_beyond(n)), 2e-6 + n * 1e-10) for n in (1e3, 1e5, 1e6)],
+            **{
+                f"Sum.{way}": [((1.0, e, 64 * e, 64e3, 0.0), e * 1e-9) for e in (1e3, 1e4, 1e5)]
+                for way in ("forward", "backward")
+            },
+        },
         per_number={
             "gather": 1e-10,
             "dropout": 2e-9,

@@ -19,8 +19,9 @@ from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
 from gnnpar.planner.extract import record
-from gnnpar.planner.planner import Request, search
-from gnnpar.pricing.candidate import PhasedCandidate, Scope
+from gnnpar.planner.planner import Evaluated, Request
+from gnnpar.planner.search.named import run
+from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
@@ -56,7 +57,7 @@ def work(ir: ModelIR, parts: int, *, alpha: float = 1.0, rates: Rates = QUIET) -
     return Work(ir, GRAPH, stats, (rates,) * parts)
 
 
-def closed(candidate: PhasedCandidate, work: Work, machine: Machine) -> Phases:
+def closed(candidate: Candidate, work: Work, machine: Machine) -> Phases:
     """In the rates of its engine."""
     return candidate.phases(*candidate.in_engine(work, machine))
 
@@ -128,7 +129,7 @@ def test_cagnet_on_a_grid(ranks: int, copies: int) -> None:
 def test_cagnet_is_proposed_on_grids_for_sums_alone() -> None:
     def grids(name: str, ranks: int) -> list[int]:
         found = Cagnet().candidates(Scope(ir=model(name, layers=2), nodes=99), ranks)
-        return [c.turns["replication"] for c in found if c.turns["bits"] == 32]
+        return [c.as_json()["replication"] for c in found if c.as_json()["bits"] == 32]
 
     assert grids("gcn", 16) == [1, 2, 4]
     assert grids("gcn", 6) == grids("gat", 16) == [1]
@@ -233,14 +234,18 @@ def request(ranks: int, *allowed: str, memory_bytes: float = 1e12, rate: float =
     )
 
 
+def enumerated(request: Request) -> tuple[Evaluated, ...]:
+    return run(request, "enumerate").evaluated
+
+
 def test_only_what_is_allowed_is_chosen() -> None:
-    exact = search(request(4))
+    exact = enumerated(request(4))
     assert exact[0].candidate.quality == {"exact"}
     assert all(p.refused.endswith("not allowed") for p in exact if p.candidate.quality - {"exact"})
-    free = search(request(4, "rounded", "quantized", "stale"))
+    free = enumerated(request(4, "rounded", "quantized", "stale"))
     assert free[0].objective <= exact[0].objective
     assert not any(p.refused for p in free)
-    costly = search(replace(request(4, "stale"), factors={"stale": 1e6}))
+    costly = enumerated(replace(request(4, "stale"), factors={"stale": 1e6}))
     assert costly[0].candidate.quality == {"exact"}
     names = {"graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "pipegcn", "feature", "digest", "cagnet", "sancus"}
     assert {p.candidate.family for p in free} == names
@@ -250,7 +255,7 @@ def test_what_does_not_fit_says_the_numbers() -> None:
     with pytest.raises(
         ValueError, match=r"no plan fits: the nearest, .*: rank 0 needs [\d.]+ MiB of 1000 KiB"
     ) as caught:
-        search(request(4, memory_bytes=1000 * 1024))
+        enumerated(request(4, memory_bytes=1000 * 1024))
     assert "use more ranks" in str(caught.value)
 
 
@@ -260,7 +265,7 @@ def test_uneven_devices_get_uneven_stages() -> None:
     rates = (replace(NOMINAL, scale=3.0), *asked.machine.rates[1:])
     devices = tuple(replace(d, kind=f"k{i}") for i, d in enumerate(asked.machine.fabric.devices))
     machine = Machine(replace(asked.machine.fabric, devices=devices), rates)
-    pipes = [p for p in search(replace(asked, machine=machine)) if p.candidate.family == "gnnpipe"]
+    pipes = [p for p in enumerated(replace(asked, machine=machine)) if p.candidate.family == "gnnpipe"]
     best = min(pipes, key=lambda p: p.price.seconds).candidate
     lengths = [len(span) for span in best.layers_of(8)]
     assert lengths[0] == min(lengths)

@@ -36,9 +36,9 @@ def test_the_better_half_runs_for_longer_and_the_fastest_is_chosen() -> None:
         seen.append((plan, epochs))
         return truth[plan]
 
-    best, seconds = halved(found, 4, lambda p: cast("Any", p.candidate.turns["prefetch"]), run, lambda _: None)
+    best, seconds = halved(found, 4, lambda p: cast("Any", p.candidate.as_json()["prefetch"]), run, lambda _: None)
     assert seen == [(0, EPOCHS), (1, EPOCHS), (2, EPOCHS), (3, EPOCHS), (2, 2 * EPOCHS), (1, 2 * EPOCHS)]
-    assert best.chosen.candidate.turns["prefetch"] == 2
+    assert best.chosen.candidate.as_json()["prefetch"] == 2
     assert len(best.evaluated) == len(found.evaluated)
     assert seconds == {p.candidate.label: truth[i] for i, p in enumerate(found.evaluated[:4])}
 

@@ -12,9 +12,10 @@ from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.partition import Random
 from gnnpar.planner.extract import record
-from gnnpar.planner.planner import Request, evaluate, search
+from gnnpar.planner.planner import Request, evaluate
 from gnnpar.planner.recompute import decide, how_held
 from gnnpar.planner.registry import Registry
+from gnnpar.planner.search.named import run
 from gnnpar.planner.search.points import Points
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import NOMINAL
@@ -60,7 +61,7 @@ def test_attention_is_received_over_a_fast_link() -> None:
 def test_the_planner_takes_it_where_it_is_faster() -> None:
     live, kept, machine = works("gcn", rate=1e7)
     request = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT, held=(kept.ir, kept.held))
-    best, plain = search(request)[0], search(replace(request, held=None))[0]
+    best, plain = (run(each, "enumerate").chosen for each in (request, replace(request, held=None)))
     assert best.candidate.held
     assert best.candidate.label.endswith("first layer held")
     assert best.price.seconds < plain.price.seconds
@@ -108,7 +109,7 @@ def test_a_first_layer_that_is_cached_is_priced_so() -> None:
     live, kept, machine = works("gcn", rate=1e7)
     plain = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT)
     cached = replace(plain, ir=kept.ir, kept=kept.held)
-    before, after = search(plain)[0], search(cached)[0]
+    before, after = run(plain, "enumerate").chosen, run(cached, "enumerate").chosen
     assert after.price == evaluate(after.candidate, kept, cached).price
     assert after.price.phases["wire"] < 0.7 * before.price.phases["wire"]
     assert after.price.memory[0].halo > before.price.memory[0].halo

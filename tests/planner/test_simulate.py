@@ -77,7 +77,7 @@ def test_the_trace_is_json() -> None:
     line = simulate(tasks, [10, 10])
     events = json.loads(json.dumps(line.chrome_trace()))["traceEvents"]
     complete = [e for e in events if e["ph"] == "X"]
-    assert [e["name"] for e in complete] == ["a", "b", "c", "d"]
+    assert sorted(e["name"] for e in complete) == ["a", "b (30 B)", "c (20 B)", "d"]
     assert sum(e["dur"] for e in complete if e["cat"] == "compute") == pytest.approx(2e6)
     assert line.seconds == pytest.approx(1 + 5 + 1)
 

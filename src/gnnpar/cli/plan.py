@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 from gnnpar.config.compose import compose
 from gnnpar.config.inputs import as_value, group_of, key_of, sets
 from gnnpar.files import JsonObject, require_writable, write_text_atomic
-from gnnpar.pricing.quality import QUALITIES, Quality
+from gnnpar.placement import QUALITIES, Quality
 from gnnpar.settings import ConfigError, Settings, closest, config_errors
 from gnnpar.track.console import say, show_table
 

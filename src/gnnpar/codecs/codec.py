@@ -27,35 +27,38 @@ class SavedProfile(Protocol):
 
 
 class Codec(Wire, Protocol):
-    """The runtime object of one rank; it may hold state.
+    """The runtime object of one rank; it may hold state. Defaults: no measurement, no state between epochs.
 
     Random numbers are keyed by (seed, epoch, layer, call, operand, global row id) and never by the phase: a row that is
     sent again for rematerialisation must decode to the same values.
     """
 
+    decodes_late: bool = False
+    """Whether a message may be decoded after later epochs have begun, without changing the codec. If not, messages in
+    flight are drained before `begin_epoch`."""
+
     @property
     def profile(self) -> SavedProfile | None:
         """The measurement that decides its bits, or None."""
-        ...
-
-    @property
-    def decodes_late(self) -> bool:
-        """Whether a message may be decoded after later epochs have begun, without changing the codec. If not, messages
-        in flight are drained before `begin_epoch`."""
-        ...
+        return None
 
     @property
     def held_nbytes(self) -> int:
         """Return bytes of rows kept between epochs."""
-        ...
+        return 0
 
-    def begin_epoch(self, epoch: int) -> None: ...
+    def begin_epoch(self, epoch: int) -> None:
+        """Prepare for an epoch."""
+
     def facts(self) -> JsonDict:
         """Return metrics of the current epoch by their names in track.keys, once; on rank 0."""
-        ...
+        return {}
 
-    def state_dict(self) -> StateDict: ...
-    def load_state_dict(self, state: StateDict) -> None: ...
+    def state_dict(self) -> StateDict:
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        assert not state
 
 
 @dataclass(frozen=True)
@@ -117,33 +120,7 @@ class ConfigDefaults:
         return None
 
 
-class CodecDefaults(Wire):
-    """Defaults of a Codec without measurements and without state between epochs."""
-
-    decodes_late: bool = False
-
-    @property
-    def profile(self) -> SavedProfile | None:
-        return None
-
-    @property
-    def held_nbytes(self) -> int:
-        return 0
-
-    def facts(self) -> JsonDict:
-        return {}
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> StateDict:
-        return {}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        assert not state
-
-
-class _Cast(CodecDefaults):
+class _Cast(Codec):
     """Rows in a fixed floating-point type; None keeps their own."""
 
     decodes_late = True
@@ -190,7 +167,7 @@ class _Cast(CodecDefaults):
         return sorted(range(len(like)), key=lambda i: -self._on_wire(like[i]).dtype.itemsize)
 
 
-class _Nothing(CodecDefaults):
+class _Nothing(Codec):
     """Send no bytes; the receiver reads zeros."""
 
     decodes_late = True

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
+from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, WirePrice
 from gnnpar.codecs.quantized import Key, QuantizedRows, decode_rows, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, bits_of_code, code_of
 from gnnpar.comm import Communicator, MessageTag, Outgoing, RowLike, RowLists
@@ -171,7 +171,7 @@ class _Delta(QuantizedRows):
         return buffer
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
-        return CodecDefaults.encode_all(self, outgoing, tag)
+        return Codec.encode_all(self, outgoing, tag)
 
     def decoder(self, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Decoder:
         decode, held = super().decoder(num_rows, like, tag, peer), self._of(tag, peer, sending=False)

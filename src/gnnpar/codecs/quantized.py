@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import CodecDefaults
+from gnnpar.codecs.codec import Codec
 from gnnpar.comm import MessageTag, Outgoing, RowLike, RowLists
 from gnnpar.comm.rows import Decoder
 from gnnpar.folds.block import Rows
@@ -56,7 +56,7 @@ class Packing(NamedTuple):
     metadata: int
 
 
-class QuantizedRows(CodecDefaults):
+class QuantizedRows(Codec):
     """Encoding and decoding. `codes` returns the bits of the first operand of an exchange. Other operands (attention
     scores) use `score_bits`, or their own type if metadata would make a narrow row larger than fp32."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -12,52 +12,37 @@ from gnnpar.folds.block import Block, Operands, Rows
 
 @dataclass(frozen=True)
 class Wrapped:
-    """An `Aggregator` that delegates to `fold`. Not Pushable, even if `fold` is."""
+    """An `Aggregator` with the members of `fold`; a subclass adds `update` and `grad`. Not Pushable, even if `fold`
+    is."""
 
     fold: Aggregator
+    needs_src: bool = field(init=False)
+    linear: bool = field(init=False)
+    summed: bool = field(init=False)
+    separates: Separates = field(init=False)
+    separates_values: bool = field(init=False)
+    whole_neighborhood: bool = field(init=False)
+    needs_edge_ids: bool = field(init=False)
 
-    @property
-    def needs_src(self) -> bool:
-        return self.fold.needs_src
-
-    @property
-    def linear(self) -> bool:
-        return self.fold.linear
-
-    @property
-    def summed(self) -> bool:
-        return self.fold.summed
-
-    @property
-    def separates(self) -> Separates:
-        return self.fold.separates
-
-    @property
-    def separates_values(self) -> bool:
-        return self.fold.separates_values
-
-    @property
-    def whole_neighborhood(self) -> bool:
-        return self.fold.whole_neighborhood
-
-    @property
-    def needs_edge_ids(self) -> bool:
-        return self.fold.needs_edge_ids
+    def __post_init__(self) -> None:
+        vars(self).update(
+            needs_src=self.fold.needs_src,
+            linear=self.fold.linear,
+            summed=self.fold.summed,
+            separates=self.fold.separates,
+            separates_values=self.fold.separates_values,
+            whole_neighborhood=self.fold.whole_neighborhood,
+            needs_edge_ids=self.fold.needs_edge_ids,
+        )
 
     def init(self, num_dst: int, x: Operands) -> Rows:
         return self.fold.init(num_dst, x)
-
-    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
-        return self.fold.update(state, block, x)
 
     def finish(self, state: Rows) -> tuple[Tensor, Rows]:
         return self.fold.finish(state)
 
     def prepare(self, saved: Rows, grad_out: Tensor) -> Rows:
         return self.fold.prepare(saved, grad_out)
-
-    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
-        return self.fold.grad(block, x, prepared, grad_out)
 
     def grad_dst(self, prepared: Rows, grad_out: Tensor) -> Rows:
         return self.fold.grad_dst(prepared, grad_out)

@@ -23,7 +23,6 @@ from gnnpar.parallel.blocks import ExchangingView, Gradient
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import FlatEngine, Stateful
-from gnnpar.parallel.normalised import normalised_for
 from gnnpar.partition.shard import Shard
 
 
@@ -48,7 +47,7 @@ def broadcast_engine(
 ) -> FlatEngine:
     """Build the engine of a strategy that broadcasts parts. `training`: constructor of the training view; None: the
     evaluation view."""
-    context = normalised_for(context, strategy.exactness)
+    context = context.normalised_for(strategy.exactness)
     context = replace(context, shard=whole_parts(context.shard, context.comm))
     shard, comm, seed = context.shard, context.comm, context.seed
     coded, exactly = (each.build(row_lists(shard), comm, seed) for each in (strategy.codec, Identity()))

@@ -12,19 +12,14 @@ from gnnpar.files import JsonDict
 from gnnpar.parallel.base import CodedStrategy, FlatStrategy
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, Halo, RowBytes
-from gnnpar.pricing.candidate import Candidate, Knobs, PhasedCandidate, Scope, Values, codec_fields, quality_of
+from gnnpar.placement import Quality
+from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values, codec_fields, quality_of
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic
-from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.steps import Step
 from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Held, Work
-
-
-def as_declared(traffic: Traffic, work: Work, rows: RowBytes, problem: Problem) -> Traffic:
-    """Return the bytes of the step as they are."""
-    return traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +38,12 @@ class Declaration:
     coded: bool = True
     halo: Halo = "rows"
     linear: bool = False
-    sent: Callable[[Traffic, Work, RowBytes, Problem], Traffic] = as_declared
+    sent: Callable[[Traffic, Work, RowBytes, Problem], Traffic] | None = None
     unpriced: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredCandidate(PhasedCandidate):
+class DeclaredCandidate(Candidate):
     """A strategy with all layers on every rank and one part a rank. `bits`: of a number on the wire. `rows`: of the
     codec that a cover is made for, by default of these bits."""
 
@@ -118,10 +113,6 @@ class DeclaredCandidate(PhasedCandidate):
         options = {name: value for name, value in knobs.items() if name != "bits"}
         return replace(self, bits=knobs.get("bits", self.bits), strategy=replace(self.strategy, **options))
 
-    @property
-    def turns(self) -> Values:
-        return {"bits": self.bits, **self.declared.options}
-
     def _covered_work(self, work: Work) -> Work:
         """Return the work under the declared cover."""
         codec = BFloat16() if self.bits == 16 else Identity()
@@ -161,7 +152,8 @@ class Declares(FlatStrategy):
         live = DeclaredCandidate(strategy=self, parts=problem.ranks, rows=rows)
         live = replace(live, held=live.keeps(problem.kept) != "no")
         work = problem.work(live)
-        sent = declared.sent(rows.traffic(declared.step, work, problem.params), work, rows, problem)
+        sent = rows.traffic(declared.step, work, problem.params)
+        sent = declared.sent(sent, work, rows, problem) if declared.sent else sent
         if not rows.sends:
             return Price(traffic=sent, unpriced=SENDS_NOTHING)
         bits, of_bits = rows.bits()

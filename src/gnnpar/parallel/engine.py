@@ -14,8 +14,7 @@ from gnnpar.comm import MessageTag
 from gnnpar.files import JsonDict, StateDict
 from gnnpar.graph import Graph
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.keys import KeyTable
-from gnnpar.parallel.local import Pass
+from gnnpar.parallel.local import KeyTable, Pass
 from gnnpar.parallel.objective import objective_of
 
 
@@ -105,46 +104,21 @@ Timeline = list[tuple[str, float, float]]
 """(action, start, end) on the host's monotonic clock, seconds."""
 
 
-class EngineDefaults:
-    """Codecs and parts of an engine. Parts: state kept between epochs, by its name in a checkpoint."""
+class Engine(Protocol):
+    """A fully initialised engine: no setters, no set-up call. All methods are collective over the ranks.
+
+    `_codecs`, `_parts`: codecs, and state kept between epochs by its name in a checkpoint, of an engine that inherits.
+    """
 
     timeline: Timeline | None = None
+    """Set to an empty list before an epoch to record its actions, if the engine has some; None: off."""
     _codecs: Sequence[Codec] = ()
     _parts: Mapping[str, Stateful] = {}
 
     @property
     def profile(self) -> SavedProfile | None:
-        return next((codec.profile for codec in self._codecs if codec.profile is not None), None)
-
-    def drain(self) -> None:
-        for part in self._parts.values():
-            part.drain()
-
-    def peak_elsewhere(self) -> int:
-        return 0
-
-    def kept(self) -> StateDict:
-        """Return the state of codecs and parts."""
-        codecs = [codec.state_dict() for codec in self._codecs]
-        return {"codecs": codecs, **{name: part.state_dict() for name, part in self._parts.items()}}
-
-    def load_kept(self, state: StateDict) -> None:
-        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
-            codec.load_state_dict(saved)
-        for name, part in self._parts.items():
-            part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
-
-
-class Engine(Protocol):
-    """A fully initialised engine: no setters, no set-up call. All methods are collective over the ranks."""
-
-    timeline: Timeline | None
-    """Set to an empty list before an epoch to record its actions, if the engine has some; None: off."""
-
-    @property
-    def profile(self) -> SavedProfile | None:
         """Return the measurements that later numbers depend on, or None."""
-        ...
+        return next((codec.profile for codec in self._codecs if codec.profile is not None), None)
 
     @property
     def node_ids(self) -> Tensor:
@@ -166,7 +140,8 @@ class Engine(Protocol):
 
     def drain(self) -> None:
         """Finish messages in flight: before predict, a checkpoint, the end."""
-        ...
+        for part in self._parts.values():
+            part.drain()
 
     def live_bytes(self) -> dict[str, int]:
         """Return the bytes held for this rank: features, structure, halo, history (device), host. `activations`, if
@@ -175,7 +150,7 @@ class Engine(Protocol):
 
     def peak_elsewhere(self) -> int:
         """Return the peak bytes of the last epoch held by threads other than the caller's."""
-        ...
+        return 0
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield global names and parameters of this rank, frozen ones too; a shared parameter under its first name."""
@@ -202,6 +177,17 @@ class Engine(Protocol):
         saved `profile` becomes the engine's."""
         ...
 
+    def kept(self) -> StateDict:
+        """Return the state of codecs and parts."""
+        codecs = [codec.state_dict() for codec in self._codecs]
+        return {"codecs": codecs, **{name: part.state_dict() for name, part in self._parts.items()}}
+
+    def load_kept(self, state: StateDict) -> None:
+        for codec, saved in zip(self._codecs, state["codecs"], strict=True):
+            codec.load_state_dict(saved)
+        for name, part in self._parts.items():
+            part.load_state_dict(state.get(name, {}))  # a part with nothing to save may be missing
+
 
 class PassGraph(Protocol):
     """A Graph for any pass."""
@@ -216,7 +202,7 @@ class Structure(Protocol):
     def nbytes(self) -> int: ...
 
 
-class FlatEngine(EngineDefaults):
+class FlatEngine(Engine):
     """One view, one forward, one backward, one reduction.
 
     `view` trains; `exact` evaluates and probes. They are the same object if the strategy is exact. Parameters are

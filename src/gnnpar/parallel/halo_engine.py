@@ -14,7 +14,6 @@ from gnnpar.parallel.cover import Exchanges, make_covers
 from gnnpar.parallel.edges import EdgeOrder, Overlap
 from gnnpar.parallel.engine import FlatEngine, Stateful
 from gnnpar.parallel.halo_graph import HaloGraph
-from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.row_bytes import Halo, RowBytes
 from gnnpar.parallel.stale import RowPolicy, StaleExchange
 
@@ -40,7 +39,7 @@ def halo_engine(
     class.
     """
     exactness = strategy.exactness
-    context = normalised_for(context, exactness)
+    context = context.normalised_for(exactness)
     shard, model, comm, run = context.shard, context.model, context.comm, context.start
     config, codecs, parts = with_edge_weights(strategy.codec, model), list[Codec](), dict[str, Stateful]()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
@@ -16,37 +16,31 @@ from gnnpar.partition.row_order import Order
 
 def refuse(strategy: Strategy, model: ModelSource, names: Mapping[str, str], task: TaskConfig | None = None) -> None:
     """Raise ValueError if the model or the task needs a capability that the strategy, as configured, lacks."""
-    for sentence in _unmet(strategy, model, task, names):
-        raise ValueError(sentence)
-
-
-def _unmet(strategy: Strategy, model: ModelSource, task: TaskConfig | None, names: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each unmet need."""
     can, name = strategy.capabilities, names.get("strategy") or type(strategy).__name__
     kind = names.get("model") or ("pyg" if model.wraps else type(model).__name__)
     others = "choose single, graph_parallel or another that gnnpar check accepts"
     if model.wraps and can.no_pyg:
-        yield f"strategy={name} {can.no_pyg}, which model={kind} does not allow; {others}"
+        raise ValueError(f"strategy={name} {can.no_pyg}, which model={kind} does not allow; {others}")
     if can.by_layers and (why := model.in_one_piece):
-        yield f"strategy={name} runs a model layer by layer, and of model={kind} {why}; {others}"
+        raise ValueError(f"strategy={name} runs a model layer by layer, and of model={kind} {why}; {others}")
     if not can.whole_neighborhoods and (convolutions := model.whole_neighborhoods):
-        yield (
+        raise ValueError(
             f"strategy={name} folds neighbourhoods in pieces, and {convolutions[0]} of model={kind} "
             "reads whole ones; choose single, graph_parallel or another that reads halo rows"
         )
     if not can.moments and (modules := model.moments):
-        yield (
+        raise ValueError(
             f"strategy={name} never holds all rows of a layer at once, and {modules[0]} of model={kind} normalises by "
             "their mean and variance; choose single, graph_parallel, sar or another that does, or normalise row by row "
             "(model.norm=layer; of PyG nn.LayerNorm)"
         )
     if not can.moments and (readers := model.totals):
-        yield (
+        raise ValueError(
             f"strategy={name} never holds all rows of a layer at once, and {readers[0]} of model={kind} reads sums "
             "over them; choose single, graph_parallel, sar or another that does"
         )
     if task is not None and task.decoder is not None and not can.pair_loss:
-        yield (
+        raise ValueError(
             f"strategy={name} never has the output rows of all nodes of a rank at once, and task={names.get('task')} "
             "scores pairs of any two nodes; choose single, graph_parallel, sar (without logical_parts) or another "
             "strategy that works on full graphs without stages"

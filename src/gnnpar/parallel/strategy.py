@@ -67,8 +67,9 @@ class Workload:
     def flat_plan(self, topology: Topology, *, chunks: int | None = None) -> Plan:
         """Return a plan with one part per rank and all layers on every rank. `chunks`: that many parts on one rank, in
         turn."""
-        if self.shards is not None:
-            return self._cut_plan(self.shards)
+        if (shards := self.shards) is not None:  # a partition known only by its hash
+            cut = Placement((tuple(range(shards.parts)),), torch.zeros(0).long(), None, (range(self.num_layers),))
+            return Plan(cut, hashes=shards.hashes, statistics=shards.statistics)
         ranks, parts = topology.num_ranks, chunks or topology.num_ranks
         part_of = self.part_of(parts)
         whole = torch.zeros_like(part_of)
@@ -83,11 +84,6 @@ class Workload:
             },
             statistics=partition_statistics(self.dataset, part_of, parts),
         )
-
-    def _cut_plan(self, shards: Manifest) -> Plan:
-        """Return `flat_plan` of a partition known only by its hash."""
-        placement = Placement((tuple(range(shards.parts)),), torch.zeros(0).long(), None, (range(self.num_layers),))
-        return Plan(placement, hashes=shards.hashes, statistics=shards.statistics)
 
 
 @dataclass(frozen=True, kw_only=True)

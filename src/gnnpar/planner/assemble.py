@@ -161,7 +161,7 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
             for seen in event.outputs:
                 state.base[seen.key] = state.of(event.inputs[0])
         return
-    draft.params |= {name for seen in event.inputs if (name := _parameter(seen, state))}
+    draft.params |= {key[2:] for seen in event.inputs if (key := state.of(seen)).startswith("p:")}
     widths = [(seen, width) for seen in event.outputs[:1] if (width := state.width(seen)) is not None]
     for seen in event.outputs:
         if learned:
@@ -189,26 +189,14 @@ def _account(event: Event, draft: _Draft, state: _State) -> None:
     elif event.name == "dropout":
         draft.dropout += out_width
     elif event.name in _GEMMS and rows:
-        seen, width = _row_matrix(event, state) or rows[0]
+        given = event.inputs[event.name == "addmm"]  # the row matrix of a product, unless it is a weight
+        seen, width = next((each for each in rows if each[0] == given), rows[0])
         draft.gemms.append(Gemm(width, out_width // batches, state.is_learned(seen)))
         state.save(draft, state.of(seen), width)
     else:
         draft.kernels += 1
         draft.numbers += out_width + sum(width for _, width in rows)
         _save(event, draft, state, rows, (out, out_width))
-
-
-def _row_matrix(event: Event, state: _State) -> tuple[Seen, int] | None:
-    """Return the row matrix of a product: the second to last argument of mm and addmm, the first of linear."""
-    position = {"mm": 0, "matmul": 0, "linear": 0, "bmm": 0, "addmm": 1}[event.name]
-    seen = event.inputs[position]
-    width = state.width(seen)
-    return None if width is None else (seen, width)
-
-
-def _parameter(seen: Seen, state: _State) -> str | None:
-    key = state.of(seen)
-    return key[2:] if key.startswith("p:") else None
 
 
 def _save(event: Event, draft: _Draft, state: _State, rows: list[tuple[Seen, int]], out: tuple[Seen, int]) -> None:

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +24,11 @@ import torch
 from gnnpar.codecs.adaptive.links import fit
 from gnnpar.comm import Communicator, ThreadWorld
 from gnnpar.comm.world import num_cores
-from gnnpar.files import JsonDict, read_json, write_json_atomic
+from gnnpar.files import read_json, write_json_atomic
 from gnnpar.launch.processes import end_with, without_main
 from gnnpar.planner.overhead import candidates, trial_epochs, trials, with_overhead
 from gnnpar.planner.samples import SIZES, Samples, measure
-from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived, doublings_beyond, numbers_beyond
+from gnnpar.pricing.rates import NOMINAL, DenseCost, FoldCost, Rates, derived
 from gnnpar.track.text import counted
 from gnnpar.training.result.record import contention
 from gnnpar.training.result.result import processor
@@ -50,16 +50,6 @@ class Calibration:
     threads: int
     rates: Rates
     link: tuple[float, float]
-
-    def as_json(self) -> JsonDict:
-        return {"ranks": self.ranks, "threads": self.threads, "rates": self.rates.as_json(), "link": list(self.link)}
-
-    @staticmethod
-    def of_json(data: JsonDict) -> Calibration:
-        """Read a calibration from JSON. ValueError if a field is missing or has another type."""
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(Calibration).validate_python(data)
 
     def shared(self, ranks: int, cores: int) -> Calibration:
         """Return the calibration for more ranks than measured, which share cores and memory bandwidth."""
@@ -107,7 +97,7 @@ def calibrate(
     if file is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_json_atomic(file, calibration.as_json())
+            write_json_atomic(file, asdict(calibration))
         except OSError as error:
             say(f"calibration not cached: {error.strerror} ({file})")
     return calibration
@@ -115,8 +105,10 @@ def calibrate(
 
 def read_calibration(file: Path) -> Calibration:
     """Read a cached calibration. ValueError for other content."""
+    from pydantic import TypeAdapter
+
     try:
-        return Calibration.of_json(read_json(file))
+        return TypeAdapter(Calibration).validate_python(read_json(file))
     except (OSError, ValueError) as error:
         raise ValueError(f"the cached calibration {file} cannot be read ({type(error).__name__})") from error
 
@@ -196,34 +188,21 @@ def _rank(rank: int, ranks: int, threads: int, folder: str, key: bytes, steps: S
 
 def fit_calibration(samples: Sequence[Samples], *, ranks: int, threads: int) -> Calibration:
     """Fit one set of rates for all ranks; links are means over ranks."""
-    residuals: dict[str, float] = {}
-
-    def solve(name: str, rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-        coefficients, residuals[name] = nonnegative(rows, seconds)
-        return coefficients
-
-    gemms = [g for s in samples for g in s.gemm]
-    gemm = solve("gemm", [(1.0, f, n) for f, n, _ in gemms], [t for *_, t in gemms])
-    small = [e for s in samples for e in s.elementwise]
-    elementwise = solve("elementwise", [(1.0, n, numbers_beyond(n)) for n, _ in small], [t for _, t in small])
-    folds = {}
-    for kind in samples[0].folds:
-        costs = []
-        for direction in ("forward", "backward"):
-            rows = [row for s in samples for row in s.folds[kind][direction]]
-            terms = [(1.0, e, e * w, n * w, e * w * doublings_beyond(n * w)) for e, n, w, _ in rows]
-            coefficients = solve(f"{kind}.{direction}", terms, [t for *_, t in rows])
-            costs.append(FoldCost(*coefficients))
-        folds[kind] = (costs[0], costs[1])
+    costs, residuals = dict[str, list[float]](), dict[str, float]()
+    for kind in samples[0].kernels:
+        rows, seconds = zip(*(row for s in samples for row in s.kernels[kind]), strict=True)
+        costs[kind], residuals[kind] = nonnegative(rows, seconds)
+    const, *elementwise = costs["elementwise"]
+    kinds = [kind.removesuffix(".forward") for kind in costs if kind.endswith(".forward")]
     number = {key: statistics.mean(s.per_number[key] for s in samples) for key in samples[0].per_number}
     second = {key: statistics.mean(s.seconds[key] for s in samples) for key in samples[0].seconds}
     params = second["numbers_large"] - second["numbers_small"]
     step = max(0.0, second["step_large"] - second["step_small"]) / params
     link, reduce = _links(samples)
     rates = Rates(
-        gemm=DenseCost(*gemm),
-        elementwise=DenseCost(elementwise[0], 0.0, *elementwise[1:]),
-        folds=folds,
+        gemm=DenseCost(*costs["gemm"]),
+        elementwise=DenseCost(const, 0.0, *elementwise),
+        folds={k: (FoldCost(*costs[f"{k}.forward"]), FoldCost(*costs[f"{k}.backward"])) for k in kinds},
         dropout=number["dropout"],
         undrop=number.get("undrop"),
         gather=number["gather"],

@@ -6,24 +6,25 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
+
 from gnnpar.data.tasks import make_task
 from gnnpar.files import JsonObject
 from gnnpar.parallel.needs import refuse_edges_of_model
 from gnnpar.parallel.strategy import Workload
-from gnnpar.placement import Plan
+from gnnpar.placement import Plan, Quality
 from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planner import Evaluated, Planned, Request, price_grids, reasons, recorded
 from gnnpar.planner.recompute import how_held
 from gnnpar.planner.search.named import BUDGET, DEFAULT, run
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.simulate import EpochTimeline, simulated
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Held
 from gnnpar.settings import PLAN_SETUP, Settings
-from gnnpar.training.plans import partition_cache
+from gnnpar.training import plans
 
 Say = Callable[[str], None]
 
@@ -39,15 +40,7 @@ def workload_of(settings: Settings, say: Say = lambda _: None) -> Workload:
     refuse_edges_of_model(settings.model, dataset.edges.kinds, dataset.in_weight, dataset.name, settings.names)
     task = make_task(dataset.task, dataset.num_classes)
     model = settings.build_model(dataset.num_features, task.out_dim, dataset.edge_sizes)
-    return Workload(
-        dataset=dataset,
-        partition=settings.partition,
-        num_layers=model.num_layers,
-        cache=partition_cache(settings),
-        say=say,
-        model=model,
-        first_layer=settings.first_layer,
-    )
+    return replace(plans.workload_of(settings, dataset, model, torch.device("cpu")), say=say, layer_seconds=None)
 
 
 def planned(

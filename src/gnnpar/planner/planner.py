@@ -20,7 +20,7 @@ from gnnpar.parallel.needs import EDGE_TITLES
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import Strategy, Workload
 from gnnpar.partition.partition import Shares
-from gnnpar.placement import Plan, Topology
+from gnnpar.placement import Plan, Quality, Topology
 from gnnpar.planner.extract import record
 from gnnpar.planner.recompute import Recompute, by_factors, decide, how_held
 from gnnpar.planner.registry import Registry, registry, shipped
@@ -29,7 +29,6 @@ from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price
-from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.quantity import bytes_text, seconds_text
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
@@ -237,14 +236,6 @@ def recorded(model: GNN, dataset: Dataset) -> ModelIR:
 def with_shares(workload: Workload, shares: tuple[float, ...]) -> Workload:
     """Return the workload with parts of these shares of the nodes; unchanged without shares."""
     return replace(workload, partition=Shares.wrap(workload.partition, shares)) if shares else workload
-
-
-def search(request: Request) -> tuple[Evaluated, ...]:
-    """Price all uniform grids; eligible ones first, by objective. ValueError if none is eligible."""
-    evaluated = price_grids(request)
-    if not evaluated or evaluated[0].refused:
-        raise ValueError(nothing_fits(evaluated, request))
-    return recommend(evaluated)
 
 
 def recommend(evaluated: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:

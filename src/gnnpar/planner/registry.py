@@ -20,10 +20,10 @@ from gnnpar.parallel.needs import refuse
 from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
+from gnnpar.placement import QUALITIES, Quality
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
-from gnnpar.pricing.quality import QUALITIES, Quality
 from gnnpar.pricing.work import Work
 from gnnpar.settings import instantiate
 from gnnpar.targets import TRUST
@@ -119,12 +119,9 @@ class Configured(Candidate):
         assert self.problem is not None
         assert isinstance(self.strategy, Priced)
         other = self.problem.work_of
-
-        def work_of(parts: int) -> Work:
-            return work if parts == self.parts else other(parts)
-
+        here = replace(self.problem, ranks=self.ranks, work_of=lambda n: work if n == self.parts else other(n))
         try:
-            price = self.strategy.cost(replace(self.problem, ranks=self.ranks, work_of=work_of), machine)
+            price = self.strategy.cost(here, machine)
         except ValueError as error:
             price = Price(unpriced=" ".join(str(error).split()))
         return replace(price, label=price.label or self.label)
@@ -166,7 +163,7 @@ def _merged(files: tuple[tuple[str, Path, int], ...]) -> Registry:
     for name in paths:
         try:
             keys = _keys(name, paths)
-            plain = {key: value for key, value in keys.items() if not _refers(value)}
+            plain = {key: value for key, value in keys.items() if not (isinstance(value, str) and "${" in value)}
             strategy = instantiate(plain, f"strategy={name}")
             check_members(strategy)
             strategies[name], yaml_of[name] = strategy, plain
@@ -177,10 +174,6 @@ def _merged(files: tuple[tuple[str, Path, int], ...]) -> Registry:
         else:
             with_codec |= {name} if keys.get("codec") == "${codec}" else set()
     return Registry(strategies, yaml_of, broken, frozenset(with_codec))
-
-
-def _refers(value: object) -> bool:
-    return isinstance(value, str) and "${" in value
 
 
 def _keys(name: str, paths: Mapping[str, Path], extending: tuple[str, ...] = ()) -> JsonDict:

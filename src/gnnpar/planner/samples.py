@@ -1,4 +1,4 @@
-"""Short measurements of one rank's kernels and links: rows of (work, seconds) for `calibrate` to fit.
+"""Short measurements of one rank's kernels and links, for `calibrate` to fit.
 
 All ranks measure at once, each sample after a barrier, so that contention for memory, cores and links is included.
 Torch runs with the number of threads of a rank.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
 from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder
+from gnnpar.pricing.rates import doublings_beyond, numbers_beyond
 from gnnpar_kernels import (
     apply_mask,
     dequantize_rows,
@@ -63,12 +65,10 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 
 @dataclass
 class Samples:
-    """Measurements by kind. gemm: (flops, elements, s). elementwise: (elements, s). fold: kind -> direction -> (edges,
-    rows, width, s). links: peer -> (bytes, s). reduce: (bytes, s). trials: see `overhead`."""
+    """Measurements. kernels: kind ('gemm', 'elementwise', 'Sum.forward', ...) -> ((coefficient of each of its costs),
+    s), as `pricing.rates` has them. links: peer -> (bytes, s). reduce: (bytes, s). trials: see `overhead`."""
 
-    gemm: list[tuple[float, float, float]] = field(default_factory=list)
-    elementwise: list[tuple[float, float]] = field(default_factory=list)
-    folds: dict[str, dict[str, list[tuple[float, float, float, float]]]] = field(default_factory=dict)
+    kernels: dict[str, list[tuple[tuple[float, ...], float]]] = field(default_factory=lambda: defaultdict(list))
     per_number: dict[str, float] = field(default_factory=dict)
     links: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     reduce: list[tuple[float, float]] = field(default_factory=list)
@@ -119,9 +119,11 @@ def _products(watch: _Watch, samples: Samples) -> None:
     """Measure a product and the gradient of its weight; the gradient of its input has the same size as the product."""
     for n, a, b in _GEMMS:
         x, weight, grad = watch.rand(n, a), watch.rand(b, a), watch.rand(n, b)
-        cost = (2.0 * n * a * b, n * (a + b) + a * b)
-        samples.gemm.append((*cost, watch(lambda x=x, w=weight: torch.nn.functional.linear(x, w))))
-        samples.gemm.append((*cost, watch(lambda x=x, g=grad: g.t() @ x)))
+        cost = (1.0, 2.0 * n * a * b, n * (a + b) + a * b)
+        samples.kernels["gemm"] += [
+            (cost, watch(lambda x=x, w=weight: torch.nn.functional.linear(x, w))),
+            (cost, watch(lambda x=x, g=grad: g.t() @ x)),
+        ]
 
 
 def _elementwise(watch: _Watch, samples: Samples) -> None:
@@ -133,12 +135,12 @@ def _elementwise(watch: _Watch, samples: Samples) -> None:
         def both(x: Tensor = x, seed: Tensor = seed) -> None:
             torch.autograd.grad(torch.relu(torch.relu(torch.relu(x))), x, seed)
 
-        samples.elementwise.append((2.0 * x.numel(), watch(both) / 6))
+        numbers = 2.0 * x.numel()
+        samples.kernels["elementwise"].append(((1.0, numbers, numbers_beyond(numbers)), watch(both) / 6))
 
 
 def _folds(watch: _Watch, samples: Samples, agg: Aggregator) -> None:
     kind = type(agg).__name__
-    rows: dict[str, list[tuple[float, float, float, float]]] = {"forward": [], "backward": []}
     generator = torch.Generator().manual_seed(0)
     for n, e, width in _FOLDS:
         if e > _MOST_EDGES.get(kind, e):
@@ -157,9 +159,9 @@ def _folds(watch: _Watch, samples: Samples, agg: Aggregator) -> None:
             agg.grad(block, x, prepared, grad)
             agg.grad_dst(prepared, grad)
 
-        rows["forward"].append((e, n, numbers, watch(forward)))
-        rows["backward"].append((e, n, numbers, watch(backward)))
-    samples.folds[kind] = rows
+        costs = (1.0, e, e * numbers, n * numbers, e * numbers * doublings_beyond(n * numbers))
+        samples.kernels[f"{kind}.forward"].append((costs, watch(forward)))
+        samples.kernels[f"{kind}.backward"].append((costs, watch(backward)))
 
 
 def _block(n: int, e: int, generator: torch.Generator) -> Block:

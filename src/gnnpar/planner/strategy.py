@@ -19,13 +19,12 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.priced import Priced, Problem
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Strategy, Workload
-from gnnpar.placement import Plan, Topology
+from gnnpar.placement import Plan, Quality, Topology
 from gnnpar.planner.planner import Planned, Request
 from gnnpar.planner.search.named import run
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
-from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.topology import one_host

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from gnnpar.files import JsonDict, JsonObject
+from gnnpar.placement import Quality
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Phases, Price
-from gnnpar.pricing.quality import Quality
 from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Held, Work
 
@@ -69,9 +69,18 @@ class Candidate(ABC):
         """Return the overrides of the strategy's YAML."""
         return {}
 
-    @abstractmethod
     def price(self, work: Work, machine: Machine) -> Price:
-        """Return the price of an epoch. The work is cut into `parts` parts."""
+        """Return the price of an epoch, by default of `phases` and `memory`. The work is cut into `parts` parts."""
+        phases = self.phases(*self.in_engine(work, machine))
+        return Price(label=self.label, phases=vars(phases), memory=self.memory(work))
+
+    def phases(self, work: Work, machine: Machine) -> Phases:
+        """Return the seconds of an epoch by phase; rates are for `engine`."""
+        raise NotImplementedError
+
+    def memory(self, work: Work) -> tuple[Memory, ...]:
+        """Return the memory of each rank: stages of the grid, then parts."""
+        raise NotImplementedError
 
     def tasks(self, work: Work, machine: Machine) -> list[SimulatedTask]:
         """Return the tasks of an epoch for the event simulator; rates are for `engine`. Empty if unknown."""
@@ -104,11 +113,6 @@ class Candidate(ABC):
         """Return the candidate with these values of its knobs."""
         return replace(self, **knobs)
 
-    @property
-    def turns(self) -> Values:
-        """Return the value of each knob."""
-        return vars(self)
-
     def makes_sense(self, nodes: int) -> bool:
         """Return True if the graph has enough nodes for its chunks."""
         return True
@@ -127,23 +131,6 @@ class Candidate(ABC):
     def whole_halo(self) -> bool:
         """Return True if a rank holds all remote rows that it reads at once."""
         return True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhasedCandidate(Candidate):
-    """A candidate that is priced by the seconds of its phases and the memory of its ranks."""
-
-    @abstractmethod
-    def phases(self, work: Work, machine: Machine) -> Phases:
-        """Return the seconds of an epoch by phase; rates are for `engine`."""
-
-    @abstractmethod
-    def memory(self, work: Work) -> tuple[Memory, ...]:
-        """Return the memory of each rank: stages of the grid, then parts."""
-
-    def price(self, work: Work, machine: Machine) -> Price:
-        phases = self.phases(*self.in_engine(work, machine))
-        return Price(label=self.label, phases=vars(phases), memory=self.memory(work))
 
 
 def codec_fields(bits: int) -> JsonDict:

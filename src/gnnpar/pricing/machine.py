@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import Rates
-from gnnpar.pricing.work import Work
-
-Flow = tuple[int, int, float]
-"""Sender, receiver, bytes."""
+from gnnpar.pricing.work import Flow, Work
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
-from gnnpar.files import JsonDict
 from gnnpar.pricing.ir import Fold, Group
 
 NEAR = float(1 << 18)  # elements that fit a core's own cache
@@ -159,9 +158,6 @@ class Rates:
     def code_seconds(self, bits: int, numbers: float) -> float:
         """Return the seconds of one side; 32 bits are copied uncoded."""
         return self.scale * (self.coded.get(bits, self.gather)) * numbers
-
-    def as_json(self) -> JsonDict:
-        return asdict(self)
 
 
 def derived(speed: float, memory_rate: float, *, launch: float = 8e-6) -> Rates:

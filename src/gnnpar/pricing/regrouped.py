@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from gnnpar.pricing.ir import Fold
-from gnnpar.pricing.machine import Flow, Machine
-from gnnpar.pricing.memory import rank_memory
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.memory import NUMBER, rank_memory
 from gnnpar.pricing.price import Memory, Phases
 from gnnpar.pricing.tasks import TaskGraph
-from gnnpar.pricing.work import Direction, Work, wire_bytes
-
-_NUMBER = 4.0
+from gnnpar.pricing.work import Flow, LayerPass, Work, wire_bytes
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,9 @@ class Regrouped:
         rows = sum(nodes[q] for r, read in enumerate(self.read) for parts in read for q in parts if q != r)
         return rows, sum(nodes[b] for r, group in enumerate(self.group) for b in group if b != r)
 
-    def folds(self, work: Work, layer: int, direction: Direction) -> list[Fold]:
+    def folds(self, at: LayerPass) -> list[Fold]:
         """Return a rank's share of each fold."""
-        folds, share = _exchanged(work, layer, direction), max(1, self.columns)
+        share = max(1, self.columns)
         return [
             replace(
                 f,
@@ -64,7 +62,7 @@ class Regrouped:
                 dst=tuple(ceil(w / share) for w in f.dst),
                 out=ceil(f.out / share),
             )
-            for f in folds
+            for f in _exchanged(at)
         ]
 
     def edges(self, work: Work, rank: int, parts: Sequence[int]) -> float:
@@ -72,28 +70,21 @@ class Regrouped:
         inner, cut = work.parts.inner, work.parts.cut
         return sum(inner[p] if p == q else cut[p][q] for p in self.group[rank] for q in parts)
 
-    def seconds(self, work: Work, rank: int, layer: int, direction: Direction, bits: int) -> Seconds:
-        rates, backward, nodes = work.rates[rank], direction == "backward", work.parts.nodes
-        before = after = 0.0
-        for group in work.ir.layer(layer):
-            dense = rates.dense_seconds(group, nodes[rank], backward=backward)
-            if (group.phase in ("begin", "transform")) != backward:
-                before += dense
-            else:
-                after += dense
-        folds, rows = self.folds(work, layer, direction), sum(nodes[p] for p in self.group[rank])
+    def seconds(self, at: LayerPass, rank: int) -> Seconds:
+        work, backward = at.work, not at.forward
+        rates, nodes = work.rates[rank], work.parts.nodes
+        before, after = work.dense(at.layer, rank, nodes[rank], backward=backward)[:: -1 if backward else 1]
+        folds, rows = self.folds(at), sum(nodes[p] for p in self.group[rank])
         stages: list[float] = []
         for parts in self.read[rank]:
             edges, sources = self.edges(work, rank, parts), sum(nodes[q] for q in parts)
             touched, table = min(sources if backward else edges, rows), rows if backward else sources
             stages.append(sum(rates.fold_seconds(f, edges, touched, table=table, backward=backward) for f in folds))
-        return Seconds(
-            before, tuple(stages), after, rates.code_seconds(bits, self._coded(work, rank, layer, direction))
-        )
+        return Seconds(before, tuple(stages), after, rates.code_seconds(at.bits, self._coded(at, rank)))
 
-    def _coded(self, work: Work, rank: int, layer: int, direction: Direction) -> float:
+    def _coded(self, at: LayerPass, rank: int) -> float:
         """Return the elements of encoded rows and results."""
-        nodes, folds, group = work.parts.nodes, _exchanged(work, layer, direction), self.group[rank]
+        nodes, folds, group = at.work.parts.nodes, _exchanged(at), self.group[rank]
         if len(nodes) == 1:
             return 0.0
         if self.columns:
@@ -103,30 +94,28 @@ class Regrouped:
         summed = sum(nodes[p] for p in group) + (len(group) - 2) * nodes[rank]  # sent to others, and received from each
         return sum(moved * f.width + summed * f.out for f in folds)
 
-    def row_flows(self, work: Work, stage: int, layer: int, direction: Direction, bits: int) -> list[Flow]:
+    def row_flows(self, at: LayerPass, stage: int) -> list[Flow]:
         """Return the messages of a stage: each part to its readers; backward in the other direction."""
-        row = sum(wire_bytes((*f.src, *f.dst), bits) for f in self.folds(work, layer, direction))
+        row = sum(wire_bytes((*f.src, *f.dst), at.bits) for f in self.folds(at))
         pairs = [(q, r) for r, read in enumerate(self.read) for q in read[stage] if q != r and row]
-        nodes = work.parts.nodes
-        return [(q, r, nodes[q] * row) if direction == "forward" else (r, q, nodes[q] * row) for q, r in pairs]
+        nodes = at.work.parts.nodes
+        return [(q, r, nodes[q] * row) if at.forward else (r, q, nodes[q] * row) for q, r in pairs]
 
-    def home_flows(self, work: Work, layer: int, direction: Direction, bits: int) -> list[Flow]:
+    def home_flows(self, at: LayerPass) -> list[Flow]:
         """Return the messages of results to the owners of their rows; backward gradients go to the group."""
-        row, nodes = sum(wire_bytes((f.out,), bits) for f in self.folds(work, layer, direction)), work.parts.nodes
+        row, nodes = sum(wire_bytes((f.out,), at.bits) for f in self.folds(at)), at.work.parts.nodes
         pairs = [(a, b) for a, group in enumerate(self.group) for b in group if a != b and row]
-        return [(a, b, nodes[b if direction == "forward" else a] * row) for a, b in pairs]
+        return [(a, b, nodes[b if at.forward else a] * row) for a, b in pairs]
 
-    def phases(
-        self, work: Work, machine: Machine, layer: int, direction: Direction, *, bits: int, prefetch: int, lost: float
-    ) -> Phases:
+    def phases(self, at: LayerPass, machine: Machine, *, prefetch: int, lost: float) -> Phases:
         """Return the seconds of one layer. The first stage's rows arrive before any fold; in backward, the last stage's
         rows leave after all folds."""
-        sides = [self.seconds(work, rank, layer, direction, bits) for rank in range(work.parts.parts)]
-        flows = [self.row_flows(work, stage, layer, direction, bits) for stage in self.stages]
+        sides = [self.seconds(at, rank) for rank in range(at.work.parts.parts)]
+        flows = [self.row_flows(at, stage) for stage in self.stages]
         at_once = [[flow for stage in turn for flow in flows[stage]] for turn in turns(len(flows), prefetch)]
         rows = sum(map(machine.exchange, at_once))
         beside = min(rows, max(sum(s.stages) for s in sides)) * (1 - 1 / len(flows))
-        home = machine.exchange(self.home_flows(work, layer, direction, bits))
+        home = machine.exchange(self.home_flows(at))
         return Phases(
             compute=max(s.before + sum(s.stages) + s.after for s in sides),
             encode=max(s.code for s in sides),
@@ -147,7 +136,7 @@ class Regrouped:
         kept = nodes * sum(width for width, reads in wide if reads) / self.columns
         own = rank_memory(work, layers, rank, columns=parts.nodes[rank], moving=tables)
         more = 16.0 * (edges + nodes) if self.columns > 1 else 0.0  # by destination and by source
-        return replace(own, structure=own.structure + more, saved=own.saved + _NUMBER * kept)
+        return replace(own, structure=own.structure + more, saved=own.saved + NUMBER * kept)
 
     def _grouped(self, work: Work, rank: int, prefetch: int) -> Memory:
         """Return the memory of a rank on a grid. Structure: in-edges of the group's rows from the parts that the rank
@@ -167,19 +156,9 @@ class Regrouped:
         ids = {*group, *(q for parts in read for q in parts)}
         return replace(memory, structure=structure + 8.0 * sum(nodes[q] for q in ids))
 
-    def tasks(
-        self,
-        graph: TaskGraph,
-        work: Work,
-        bits: int,
-        overhead: float,
-        layer: int,
-        direction: Direction,
-        last: list[list[int]],
-    ) -> list[list[int]]:
+    def tasks(self, graph: TaskGraph, overhead: float, at: LayerPass, last: list[list[int]]) -> list[list[int]]:
         """Add the tasks of one layer on every rank. Return the tasks that the next layer waits for."""
-        tag, forward = f"{direction[0].upper()}{layer}", direction == "forward"
-        sides = [self.seconds(work, p, layer, direction, bits) for p in range(work.parts.parts)]
+        tag, sides = at.name, [self.seconds(at, p) for p in range(at.work.parts.parts)]
         ready = [graph.compute(f"{tag} before", p, s.before + s.code + overhead, last[p]) for p, s in enumerate(sides)]
         done = [[each] for each in ready]
 
@@ -189,23 +168,23 @@ class Regrouped:
             for b, flow in sent:
                 done[b].append(flow)
 
-        if not forward:
-            send(self.home_flows(work, layer, direction, bits), "home", [list(each) for each in done])
+        if not at.forward:
+            send(self.home_flows(at), "home", [list(each) for each in done])
         for stage in self.stages:
-            rows = self.row_flows(work, stage, layer, direction, bits)
-            if forward:
+            rows = self.row_flows(at, stage)
+            if at.forward:
                 send(rows, f"rows {stage}", [[each] for each in ready])
             done = [[graph.compute(f"{tag} fold {stage}", p, s.stages[stage], done[p])] for p, s in enumerate(sides)]
-            if not forward:
+            if not at.forward:
                 send(rows, f"rows {stage}", [list(each) for each in done])
-        if forward:
-            send(self.home_flows(work, layer, direction, bits), "home", [list(each) for each in done])
+        if at.forward:
+            send(self.home_flows(at), "home", [list(each) for each in done])
         return [[graph.compute(f"{tag} after", p, s.after, done[p])] for p, s in enumerate(sides)]
 
 
-def _exchanged(work: Work, layer: int, direction: Direction) -> list[Fold]:
-    folds = [] if layer == 0 and work.held == "result" else work.ir.folds(layer)
-    return [f for f in folds if direction == "forward" or f.learned]
+def _exchanged(at: LayerPass) -> list[Fold]:
+    folds = [] if at.layer == 0 and at.work.held == "result" else at.work.ir.folds(at.layer)
+    return [f for f in folds if at.forward or f.learned]
 
 
 def turns(count: int, prefetch: int) -> list[range]:

@@ -16,8 +16,10 @@ from typing import NamedTuple
 from gnnpar.files import JsonDict
 from gnnpar.pricing.candidate import Candidate
 from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.quantity import bytes_text
 from gnnpar.pricing.tasks import SimulatedTask
 from gnnpar.pricing.work import Work
+from gnnpar.track.timelines import Row, chrome_trace
 
 _END = 1e-12  # relative tolerance of event times, for rounding
 
@@ -41,32 +43,12 @@ class EpochTimeline:
         return max((span.end for span in self.spans), default=0.0)
 
     def chrome_trace(self) -> JsonDict:
-        """Return trace events for Perfetto or chrome://tracing: process = device, thread = stream, microseconds."""
-        threads: dict[Hashable, int] = {}
-        events: list[JsonDict] = []
+        """Return trace events for Perfetto or chrome://tracing, flows in the rows of their receivers."""
+        rows: list[Row] = []
         for task, span in zip(self.tasks, self.spans, strict=True):
-            key = (task.devices[-1], task.stream)
-            if key not in threads:
-                threads[key] = len(threads)
-                events.append(_meta("thread_name", key[0], threads[key], str(task.stream)))
-            events.append(
-                {
-                    "name": task.name,
-                    "cat": task.kind,
-                    "ph": "X",
-                    "ts": span.start * 1e6,
-                    "dur": (span.end - span.start) * 1e6,
-                    "pid": key[0],
-                    "tid": threads[key],
-                    "args": {"bytes": task.nbytes} if task.kind == "flow" else {},
-                }
-            )
-        devices = sorted({event["pid"] for event in events})
-        return {"traceEvents": [_meta("process_name", d, 0, f"rank {d}") for d in devices] + events}
-
-
-def _meta(kind: str, pid: int, tid: int, name: str) -> JsonDict:
-    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+            size = f" ({bytes_text(task.nbytes)})" if task.kind == "flow" else ""
+            rows.append((task.devices[-1], task.name + size, span.start, span.end))
+        return chrome_trace(rows, {}, lambda text: "receive" if text.endswith(")") else "compute")
 
 
 def simulate(tasks: Sequence[SimulatedTask], capacity: Sequence[float], *, slowdown: float = 1.0) -> EpochTimeline:

@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from gnnpar.pricing.machine import Flow, Machine
-from gnnpar.pricing.memory import rank_memory, structure_bytes, widest_fold
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.memory import NUMBER, rank_memory, structure_bytes, widest_fold
 from gnnpar.pricing.price import Memory, Phases
 from gnnpar.pricing.regrouped import Regrouped, turns
 from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.tasks import SimulatedTask, TaskGraph
-from gnnpar.pricing.work import DIRECTIONS, Direction, LayerSeconds, Work
+from gnnpar.pricing.work import DIRECTIONS, Direction, Flow, LayerPass, LayerSeconds, Work
 
 Kind = Literal["local", "halo", "parts", "rounds", "columns", "grid"]
-_NUMBER = 4.0
 
 
 @dataclass(frozen=True)
@@ -95,25 +94,25 @@ class Step:
         lost, overhead = machine.lost(range(work.parts.parts)), Phases(compute=work.overhead_seconds(engine))
         for layer, count in work.layer_kinds(layers):
             for direction in DIRECTIONS:
-                total += (self._layer(work, machine, layer, direction, bits, lost) + overhead).times(count)
+                at = LayerPass(work, layer, direction, bits)
+                total += (self._layer(at, machine, lost) + overhead).times(count)
         total += machine.end(work, engine, layers)
         if self.overlap == "epoch":
             return replace(total, wire=total.wire - min(total.wire, total.compute) * (1 - lost))
         return total
 
-    def _layer(self, work: Work, machine: Machine, layer: int, direction: Direction, bits: int, lost: float) -> Phases:
+    def _layer(self, at: LayerPass, machine: Machine, lost: float) -> Phases:
         """Return the seconds of one layer. `lost`: share of hidden communication that slows computing."""
-        if (groups := self.regrouped(work)) is not None:
-            return groups.phases(work, machine, layer, direction, bits=bits, prefetch=self.prefetch, lost=lost)
-        pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
-        times = self.times(work, layer, direction)
+        if (groups := self.regrouped(at.work)) is not None:
+            return groups.phases(at, machine, prefetch=self.prefetch, lost=lost)
+        pieces, flows, times = at.pieces, at.flows, self.times(at.work, at.layer, at.direction)
         if self.kind == "rounds":
-            return self._in_rounds(machine, pieces, flows, direction, times, lost)
+            return self._in_rounds(at, machine, times, lost)
         compute, encode = max(p.compute for p in pieces), max(p.pack + p.unpack for p in pieces) * times
         if self.overlap == "epoch":
             return Phases(compute=compute, encode=encode, wire=machine.exchange(flows) * times)
         if self.kind == "parts":
-            owner, fold = int(direction == "backward"), max(p.inner + sum(p.halo) for p in pieces)
+            owner, fold = int(not at.forward), max(p.inner + sum(p.halo) for p in pieces)
             at_once = [[f for f in flows if f[owner] in turn] for turn in turns(len(pieces), self.prefetch)]
             wire = sum(map(machine.exchange, at_once)) * times
             hidden = min(wire, fold) if self.prefetch else 0.0
@@ -123,21 +122,13 @@ class Step:
         rest = max(p.compute - p.inner for p in pieces)
         return Phases(compute=inner + rest, encode=encode, wire=(wire - hidden * (1 - lost)) * times)
 
-    def _in_rounds(
-        self,
-        machine: Machine,
-        pieces: Sequence[LayerSeconds],
-        flows: Sequence[Flow],
-        direction: Direction,
-        times: float,
-        lost: float,
-    ) -> Phases:
+    def _in_rounds(self, at: LayerPass, machine: Machine, times: float, lost: float) -> Phases:
         """Return the seconds in rounds: in round d a rank reads from the rank d places before it."""
-        parts = len(pieces)
+        pieces, parts = at.pieces, len(at.pieces)
         distances = range(1, parts)
         apart: dict[int, list[Flow]] = {d: [] for d in distances}
-        for source, target, nbytes in flows:
-            reader, owner = (target, source) if direction == "forward" else (source, target)
+        for source, target, nbytes in at.flows:
+            reader, owner = (target, source) if at.forward else (source, target)
             apart[(reader - owner) % parts].append((source, target, nbytes * times))
         idle = self._pause(pieces)
         rounds = [machine.exchange(apart[d], idle=idle if d == 1 else 0.0) for d in distances]
@@ -174,14 +165,14 @@ class Step:
             times * sum(work.exchanged_width(i, d) for i in layers)
             for d, times in zip(DIRECTIONS, self.kept, strict=True)
         )
-        return replace(memory, halo=memory.halo + _NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
+        return replace(memory, halo=memory.halo + NUMBER * (rows * (halo + n * self.kept_own) + gradients * sent))
 
     def _with_share(self, work: Work, p: int, memory: Memory) -> Memory:
         """Add the blocks of all halo rows, held in addition to the share's, and the cached features of layer 0."""
         if self.share == 1:
             return memory
         parts, halo = work.parts, sum(work.parts.halo[p])
-        features = _NUMBER * work.ir.in_dim * (1 - self.share) * halo * (work.held == "rows")
+        features = NUMBER * work.ir.in_dim * (1 - self.share) * halo * (work.held == "rows")
         structure = memory.structure + structure_bytes(0.0, sum(parts.cut[p]), halo)
         return replace(memory, structure=structure, halo=memory.halo + features)
 
@@ -192,65 +183,48 @@ class Step:
         work, graph, layers = self.with_halo(work), TaskGraph(machine), range(work.ir.num_layers)
         ranks, overhead = range(work.parts.parts), work.overhead_seconds(engine)
         groups, last = self.regrouped(work), [list[int]() for _ in ranks]
-        layer_tasks = partial(self._layer_tasks if groups is None else groups.tasks, graph, work, bits, overhead)
+        layer_tasks = partial(self._layer_tasks if groups is None else groups.tasks, graph, overhead)
         for direction in DIRECTIONS:
             for layer in layers if direction == "forward" else reversed(layers):
-                last = layer_tasks(layer, direction, last)
+                last = layer_tasks(LayerPass(work, layer, direction, bits), last)
             if direction == "forward":
                 last = [[graph.compute("loss", p, work.loss_seconds[p], last[p])] for p in ranks]
         graph.end(work, engine, ranks, layers, [i for each in last for i in each])
         return graph.made
 
-    def _layer_tasks(
-        self,
-        graph: TaskGraph,
-        work: Work,
-        bits: int,
-        overhead: float,
-        layer: int,
-        direction: Direction,
-        last: list[list[int]],
-    ) -> list[list[int]]:
+    def _layer_tasks(self, graph: TaskGraph, overhead: float, at: LayerPass, last: list[list[int]]) -> list[list[int]]:
         """Add one layer on every rank: dense work, exchange, folds, dense work. Return the tasks that the next layer
         waits for."""
-        parts, tag, forward = work.parts.parts, f"{direction[0].upper()}{layer}", direction == "forward"
-        pieces, flows = work.pieces(layer, direction, bits=bits), work.flows(layer, direction, bits)
-        times = self.times(work, layer, direction)
-        name, other = ("before", "after") if forward else ("after", "before")
-        more, idle, ready = max(1.0, times), self._pause(pieces), list[int]()
-        for p, piece in enumerate(pieces):
-            posts = work.rates[p].message * sum(a == p for a, _, _ in flows) + overhead
-            dense = piece.before if forward else piece.after
+        parts, tag, times = len(at.pieces), at.name, self.times(at.work, at.layer, at.direction)
+        name, other = ("before", "after") if at.forward else ("after", "before")
+        more, ready = max(1.0, times), list[int]()
+        for p, piece in enumerate(at.pieces):
+            posts = at.work.rates[p].message * sum(a == p for a, _, _ in at.flows) + overhead
+            dense = piece.before if at.forward else piece.after
             ready.append(graph.compute(f"{tag} {name}", p, dense + more * piece.pack + posts, last[p]))
         arriving: dict[int, dict[int, float]] = {p: {} for p in range(parts)}
-        for source, target, nbytes in flows:
+        for source, target, nbytes in at.flows:
             arriving[target][source] = nbytes * times
         ended: list[list[int]] = []
-        for p, piece in enumerate(pieces):
+        for p, piece in enumerate(at.pieces):
             sources = sorted(arriving[p], key=lambda q: (p - q) % parts)
-            done = self._fold_tasks(graph, p, tag, piece, {q: arriving[p][q] for q in sources}, ready, idle)
+            done = self._fold_tasks(graph, at, p, {q: arriving[p][q] for q in sources}, ready)
             # a peer that sends nothing in this direction may still have a block to fold
             if rest := sum(seconds for q, seconds in enumerate(piece.halo) if q not in sources):
                 done = graph.compute(f"{tag} halo", p, rest, [done])
-            dense = piece.after if forward else piece.before
+            dense = piece.after if at.forward else piece.before
             ended.append([graph.compute(f"{tag} {other}", p, dense + more * piece.unpack, [done])])
         return ended
 
     def _fold_tasks(
-        self,
-        graph: TaskGraph,
-        p: int,
-        tag: str,
-        piece: LayerSeconds,
-        nbytes: Mapping[int, float],
-        ready: Sequence[int],
-        idle: float,
+        self, graph: TaskGraph, at: LayerPass, p: int, nbytes: Mapping[int, float], ready: Sequence[int]
     ) -> int:
         """Add the folds of rank p over its inner edges and each peer's rows. Return the last fold. A round is requested
         after the fold of an earlier one.
 
         nbytes: peer -> bytes that it sends, in folding order; ready[q]: the task after which q may send.
         """
+        tag, piece, idle = at.name, at.pieces[p], self._pause(at.pieces)
 
         def flow(q: int, asks: Sequence[int], idle: float) -> int:
             return graph.flow(f"{tag} {q}>{p}", q, p, nbytes[q], [ready[q], *asks], idle=idle)

@@ -19,6 +19,8 @@ from gnnpar_kernels.wire import BF16, FP32, row_nbytes
 Bits = Literal[32, 16, 8, 4, 2, 1]
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+Flow = tuple[int, int, float]
+"""Sender, receiver, bytes."""
 Held = Literal["no", "result", "rows"]
 """Cache of layer 0 over epochs: nothing, its sums of the features, or the features of the halo."""
 
@@ -67,14 +69,7 @@ class Work:
         rates, backward = self.rates[p], direction == "backward"
         n = self.parts.nodes[p] * share
         more = sum(self.parts.halo[p]) if layer == 0 and self.held == "rows" else 0.0  # halo messages computed here
-        before = after = 0.0
-        for group in self.ir.layer(layer):
-            rows = n + more if group.phase == "transform" else n
-            seconds = rates.dense_seconds(group, rows, backward=backward)
-            if group.phase in ("begin", "transform"):
-                before += seconds
-            else:
-                after += seconds
+        before, after = self.dense(layer, p, n, backward=backward, more=more)
         folds = () if layer == 0 and self.held == "result" else self.ir.folds(layer)
         inner = sum(
             rates.fold_seconds(f, self.parts.inner[p] * share, n, table=self.parts.nodes[p], backward=backward)
@@ -87,6 +82,19 @@ class Work:
         return LayerSeconds(
             before, inner, halo, after, rates.code_seconds(bits, pack * width), rates.code_seconds(bits, unpack * width)
         )
+
+    def dense(self, layer: int, p: int, rows: float, *, backward: bool, more: float = 0.0) -> tuple[float, float]:
+        """Return the seconds of a layer's dense work on the messages and before them, and after the folds. more:
+        further rows of the messages."""
+        early = late = 0.0
+        for group in self.ir.layer(layer):
+            count = rows + more if group.phase == "transform" else rows
+            seconds = self.rates[p].dense_seconds(group, count, backward=backward)
+            if group.phase in ("begin", "transform"):
+                early += seconds
+            else:
+                late += seconds
+        return early, late
 
     def pieces(self, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[LayerSeconds]:
         """Return the pieces of every part."""
@@ -125,7 +133,7 @@ class Work:
         folds = self.exchanged(layer, direction)
         return sum(wire_bytes(f.src, bits) for f in folds)
 
-    def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[tuple[int, int, float]]:
+    def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[Flow]:
         """Return (sender, receiver, bytes) of one exchange; backward in the other direction."""
         row = self.row_bytes(layer, direction, bits)
         flows = [(q, p, rows * row) for p, halos in enumerate(self.parts.halo) for q, rows in enumerate(halos) if rows]
@@ -150,3 +158,30 @@ class Work:
     def overhead_seconds(self, engine: str) -> float:
         """Return an engine's overhead for a layer in one direction, on the slowest part."""
         return max(r.overhead_seconds(engine)[0] for r in self.rates)
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """One layer in one direction. `bits`: of rows on the wire."""
+
+    work: Work
+    layer: int
+    direction: Direction
+    bits: int = 32
+
+    @property
+    def forward(self) -> bool:
+        return self.direction == "forward"
+
+    @property
+    def name(self) -> str:
+        """Return 'F0' or 'B0'."""
+        return f"{self.direction[0].upper()}{self.layer}"
+
+    @cached_property
+    def pieces(self) -> list[LayerSeconds]:
+        return self.work.pieces(self.layer, self.direction, bits=self.bits)
+
+    @cached_property
+    def flows(self) -> list[Flow]:
+        return self.work.flows(self.layer, self.direction, self.bits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gnnpar.files import JsonDict
 
@@ -25,12 +25,17 @@ _LANE, _BAR, _HEAD, _AXIS = 34, 22, 26, 34  # heights in pixels
 _INK, _FAINT, _WAIT = "#1f2933", "#9aa5b1", "#e4e7eb"
 
 
-def chrome_trace(rows: Iterable[Row], facts: JsonDict) -> JsonDict:
+def row_of(text: str) -> str:
+    """Return the row of an action or phase, of ROWS."""
+    return _ROW_OF.get(text[:1], "phases") if "@" in text else "phases"
+
+
+def chrome_trace(rows: Iterable[Row], facts: JsonDict, row_of: Callable[[str], str] = row_of) -> JsonDict:
     """Return the trace as data. facts: for its otherData."""
     events: list[JsonDict] = []
     free: dict[tuple[int, str], list[float]] = {}
     for rank, text, start, end in sorted(rows, key=lambda row: (row[0], row[2], -row[3])):
-        row = _ROW_OF.get(text[:1], "phases") if "@" in text else "phases"
+        row = row_of(text)
         lanes = free.setdefault((rank, row), [])
         lane = next((i for i, until in enumerate(lanes) if until <= start), len(lanes))
         lanes[lane : lane + 1] = [max(start, end)]

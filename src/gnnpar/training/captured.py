@@ -15,7 +15,7 @@ from gnnpar.comm import Communicator
 from gnnpar.comm.ledger import EpochTraffic
 from gnnpar.models.pyg.nested import python_state
 from gnnpar.parallel.engine import EpochReport, FlatEngine
-from gnnpar.parallel.keys import KeyTable
+from gnnpar.parallel.local import KeyTable
 from gnnpar.settings import Stepper
 from gnnpar.training.result.result import WARMUP_EPOCHS
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnpar.files import JsonDict
-from gnnpar.parallel.keys import to_device
+from gnnpar.parallel.local import to_device
 
 LayerOf = Callable[[str], int | None]  # global parameter name -> layer; None: encoder, decoder
 Rate = Annotated[float, at.Gt(0)]

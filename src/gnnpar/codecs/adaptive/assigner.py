@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from gnnpar.codecs.adaptive import solvers
@@ -17,6 +18,7 @@ from gnnpar.codecs.adaptive.importance import Scores
 from gnnpar.codecs.adaptive.links import Profile
 from gnnpar.codecs.adaptive.problem import Array, BitProblem, Pair, merged, split
 from gnnpar.codecs.quantized import Key
+from gnnpar.codecs.uniform import GridBits
 from gnnpar.comm import Communicator, MessageTag, RowLists
 from gnnpar.comm.clock import perf_counter
 from gnnpar.files import JsonDict
@@ -34,17 +36,17 @@ Counts = list[dict[str, dict[int, int]]]  # by sender, direction, receiver: rows
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Weights and limits of the assigner; fields as in the codec's configuration."""
+    """The assigner's part of the codec's configuration: weights and limits."""
 
-    menu: tuple[int, ...]
-    group_size: int
-    variance_weight: float
-    objective: Objective
-    solver: Solver
-    scope: Scope
-    forward_weight: float
-    forward_budget_bits: float | None
-    backward_budget_bits: float | None
+    menu: tuple[GridBits, ...] = (2, 4, 8)
+    group_size: Annotated[int, Ge(1)] = 1
+    variance_weight: Annotated[float, Ge(0), Le(1)] = 0.5
+    forward_weight: Annotated[float, Gt(0)] = 4.0
+    objective: Objective = "time"
+    budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
+    gradient_budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
+    scope: Scope = "epoch"
+    solver: Solver = "threshold"
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +198,7 @@ class Assigner:
         """Build an exchange's problem from the first groups of each rank's list, and remove them from the list."""
         rules = self.rules
         pairs: list[Pair] = []
-        bits = rules.forward_budget_bits if key.direction == "forward" else rules.backward_budget_bits
+        bits = (key.direction != "forward" and rules.gradient_budget_bits) or rules.budget_bits
         nbytes = np.array([row_nbytes(width, bits) for bits in rules.menu], dtype=float)
         for sender in sorted(rest):
             for peer in self._peers(key, sender):

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge
 from torch import Tensor
 
-from gnnpar.codecs.adaptive.assigner import Assigner, Objective, Rules, Scope, Solver
+from gnnpar.codecs.adaptive.assigner import Assigner, Rules
 from gnnpar.codecs.adaptive.importance import Convolutional, Importance, Powers, Scores, powers_of
 from gnnpar.codecs.adaptive.links import Profile, open_profile
 from gnnpar.codecs.adaptive.traces import Trace, row_variances
-from gnnpar.codecs.codec import Codec, CodecConfig, CodecDefaults, Exactness, WirePrice
+from gnnpar.codecs.codec import Codec, CodecConfig, Exactness, WirePrice
 from gnnpar.codecs.quantized import Key, QuantizedRows, is_wide, price_of_codes
 from gnnpar.codecs.uniform import Bits, GridBits, check_period, checked_menu, code_of
 from gnnpar.comm import Communicator, MessageTag, Outgoing, RowLike, RowLists
@@ -36,24 +36,15 @@ from gnnpar.folds.block import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptive:
+class Adaptive(Rules):
     """Configuration with the fields of conf/codec/adaptive.yaml. powers: exponents of edge weights, per layer."""
 
-    menu: tuple[GridBits, ...] = (2, 4, 8)
     first_bits: GridBits = 8
     warmup: Annotated[int, Ge(1)] = 2
     period: Annotated[int, Ge(1)] = 20
     trace_epochs: Annotated[int, Ge(1)] = 3
-    group_size: Annotated[int, Ge(1)] = 1
-    variance_weight: Annotated[float, Ge(0), Le(1)] = 0.5
     trace: Trace = "exact"
     importance: Importance = "energy"
-    forward_weight: Annotated[float, Gt(0)] = 4.0
-    objective: Objective = "time"
-    budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
-    gradient_budget_bits: Annotated[float, Ge(1), Le(8)] | None = None
-    scope: Scope = "epoch"
-    solver: Solver = "threshold"
     score_bits: Bits = 8
     profile: Path | None = None
     powers: tuple[Powers, ...] = ()
@@ -79,20 +70,9 @@ class Adaptive:
         check_period(self.period, epochs)
 
     def build(self, lists: RowLists, comm: Communicator, seed: int) -> Codec:
-        rules = Rules(
-            menu=self.menu,
-            group_size=self.group_size,
-            variance_weight=self.variance_weight,
-            objective=self.objective,
-            solver=self.solver,
-            scope=self.scope,
-            forward_weight=self.forward_weight,
-            forward_budget_bits=self.budget_bits,
-            backward_budget_bits=self.gradient_budget_bits or self.budget_bits,
-        )
         profile = open_profile(self.profile, lists, comm)
         scores = Scores(lists, comm, self.powers, self.importance)
-        return AdaptiveRows(self, Assigner(rules, lists, comm, scores, profile), lists, seed)
+        return AdaptiveRows(self, Assigner(self, lists, comm, scores, profile), lists, seed)
 
 
 def with_edge_weights(config: CodecConfig, model: Convolutional) -> CodecConfig:
@@ -148,7 +128,7 @@ class AdaptiveRows(QuantizedRows):
 
     def encode_all(self, outgoing: Mapping[int, Outgoing], tag: MessageTag) -> Mapping[int, Tensor]:
         if self._tracing:
-            return CodecDefaults.encode_all(self, outgoing, tag)
+            return Codec.encode_all(self, outgoing, tag)
         return super().encode_all(outgoing, tag)
 
     def decode(self, buffer: Tensor, num_rows: int, like: Sequence[RowLike], tag: MessageTag, peer: int) -> Rows:

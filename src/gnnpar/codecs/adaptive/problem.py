@@ -114,10 +114,6 @@ class BitProblem:
         return Value(objective, variance, seconds)
 
 
-def uniform_choice(problem: BitProblem, entry: int) -> list[Array]:
-    return [np.full(len(p.rows), entry % p.variance.shape[1]) for p in problem.pairs]
-
-
 def merged(problems: Sequence[BitProblem]) -> BitProblem:
     """Merge problems with the same pairs into one, with their groups concatenated."""
     pairs: list[Pair] = []

@@ -9,6 +9,7 @@ breakpoint of one pair.
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -112,7 +113,7 @@ def _take(pair: Pair, steps: _Steps, allowed: float) -> Array:
 
 def solve_program(problem: BitProblem) -> list[Array]:
     """Return menu entries [G] of every pair, the best by HiGHS within a minute. ValueError if it finds none."""
-    x = _run_highs(problem, integral=True)[0]
+    x = run_highs(problem, integral=True)[0]
     if x is None:
         raise ValueError(
             "solver=highs found no assignment within 60 s; set codec.group_size higher, or solver=threshold"
@@ -126,56 +127,38 @@ def solve_program(problem: BitProblem) -> list[Array]:
     return choice
 
 
-def lower_bound(problem: BitProblem) -> float:
-    """Return the objective of the linear relaxation."""
-    return _run_highs(problem, integral=False)[1]
-
-
-def _run_highs(problem: BitProblem, *, integral: bool) -> tuple[Array | None, float]:
-    """Return (binaries then Z_r, objective)."""
+def run_highs(problem: BitProblem, *, integral: bool) -> tuple[Array | None, float]:
+    """Return (binaries then Z_r, objective). `integral` false: of the linear relaxation, a lower bound."""
     sparse, optimize = import_module("scipy.sparse"), import_module("scipy.optimize")  # by name: scipy has no types
 
-    sizes = [pair.variance.size for pair in problem.pairs]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    num_binaries, num_rounds = int(starts[-1]), len(problem.rounds)
+    starts = list(accumulate((pair.variance.size for pair in problem.pairs), initial=0))
+    num_binaries, num_rounds = starts[-1], len(problem.rounds)
     per_variance, per_second = problem.weights
     v_u, _, t_u, t_span = problem.scales
     scale = t_span or 1.0  # Z in units of the span: seconds may be 1e-6, the tolerance of a constraint
     cost = np.concatenate(
         [*(per_variance * p.variance.ravel() for p in problem.pairs), np.full(num_rounds, per_second * scale)]
     )
+    choices = [sparse.kron(sparse.eye(len(p.rows)), np.ones((1, p.variance.shape[1]))) for p in problem.pairs]
+    one = sparse.block_diag([*choices, sparse.csr_matrix((0, num_rounds))], format="csr")
     round_of = {i: r for r, members in enumerate(problem.rounds) for i in members}
-    one = sparse.lil_matrix((sum(len(p.rows) for p in problem.pairs), num_binaries + num_rounds))
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    upper: list[float] = []
-    line = group = 0
+    limits: list[tuple[Array, Array, float]] = []  # columns, their factors, upper bound
     for i, pair in enumerate(problem.pairs):
-        m = pair.variance.shape[1]
-        for g in range(len(pair.rows)):
-            one[group, starts[i] + g * m : starts[i] + (g + 1) * m] = 1
-            group += 1
-        limits: list[tuple[float, int | None, float]] = [
-            (pair.seconds_per_byte / scale, num_binaries + round_of[i], -pair.latency_seconds / scale)
-        ]
+        own, nbytes = np.arange(starts[i], starts[i + 1]), pair.nbytes.ravel()
+        seconds = np.append(pair.seconds_per_byte / scale * nbytes, -1.0)
+        limits.append((np.append(own, num_binaries + round_of[i]), seconds, -pair.latency_seconds / scale))
         if np.isfinite(pair.budget_nbytes):
-            limits.append((1.0 / pair.budget_nbytes, None, 1.0))
-        for factor, z, bound in limits:
-            columns += range(starts[i], starts[i + 1])
-            values += list(factor * pair.nbytes.ravel())
-            rows += [line] * sizes[i]
-            if z is not None:
-                rows, columns, values = [*rows, line], [*columns, z], [*values, -1.0]
-            upper.append(bound)
-            line += 1
-    at_most = sparse.csr_matrix((values, (rows, columns)), shape=(line, num_binaries + num_rounds))
+            limits.append((own, 1.0 / pair.budget_nbytes * nbytes, 1.0))
+    columns, factors, upper = zip(*limits, strict=True)
+    ends = np.cumsum([0, *map(len, columns)])
+    table = np.concatenate(factors), np.concatenate(columns), ends
+    at_most = sparse.csr_matrix(table, shape=(len(limits), num_binaries + num_rounds))
     low = np.concatenate([np.zeros(num_binaries), np.full(num_rounds, problem.hidden_seconds / scale)])
     high = np.concatenate([np.ones(num_binaries), np.full(num_rounds, np.inf)])
     solution = optimize.milp(
         cost,
         constraints=[
-            optimize.LinearConstraint(one.tocsr(), 1, 1),
+            optimize.LinearConstraint(one, 1, 1),
             optimize.LinearConstraint(at_most, -np.inf, np.array(upper)),
         ],
         bounds=optimize.Bounds(low, high),

@@ -25,7 +25,6 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.shape_trace import shape_trace
@@ -111,7 +110,7 @@ class Cagnet(CodedStrategy, Proposes):
     def build(self, context: BuildContext) -> Engine:
         if self.replication == 1:
             return broadcast_engine(context, self, prefetch=self.prefetch)
-        context = normalised_for(context, self.exactness)
+        context = context.normalised_for(self.exactness)
         shard, model, comm = context.shard, context.model, context.comm
         for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):
             refuse_fold(type(use.agg).__name__, use.layer, self.replication, linear=use.agg.linear)

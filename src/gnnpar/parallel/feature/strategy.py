@@ -24,7 +24,6 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.feature.view import FeatureGraph, row_lists, slices_of, structure_of
-from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.shape_trace import Use, shape_trace
@@ -61,7 +60,7 @@ class FeatureParallel(CodedStrategy, Proposes):
         return (LayerFacts(mode="columns", how=f"{name_of(self.codec)}, two all-to-alls"),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
-        context = normalised_for(context, self.exactness)
+        context = context.normalised_for(self.exactness)
         shard, model, comm = context.shard, context.model, context.comm
         if comm.size > 1:
             for use in shape_trace(model, replace(shard, x=shard.x.new_zeros(1, model.in_dim), learned=None)):

@@ -20,9 +20,8 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgo
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.parallel.blocks import split_operands
 from gnnpar.parallel.edges import Edges, in_edges
-from gnnpar.parallel.torch_types import Context, apply
+from gnnpar.parallel.torch_types import Context, apply_to_rows
 from gnnpar.parallel.view import View
 from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import Shard
@@ -95,9 +94,6 @@ def slices_of(agg: Aggregator, src: Sequence[RowLike], num_dst: int, ranks: int,
         f"strategy=feature divides the columns or heads of a fold over ranks, but {type(agg).__name__} of layer "
         f"{layer} separates by neither: use strategy=graph_parallel or sar, or world_size=1"
     )
-
-
-Counts = tuple[int, int]  # operands of sources, of destinations
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,132 +176,109 @@ class FeatureGraph(View):
                 f"strategy=feature folds all edges on every rank, but the rows of edges that {type(agg).__name__} of "
                 f"layer {self.layer} reads lie on the ranks of their destinations: use strategy=graph_parallel or sar"
             )
-        return apply(_FeatureFold, self, agg, slices, call, (len(src), len(dst)), *src, *dst, *shared)
+        x, home = Operands(src, dst, (), shared), replace(slices, whole=frozenset())
+        result = _result_like(agg, x)._replace(dtype=src[0].dtype)
+        columns = _AllToAll(self, self.columns, slices, call, RowLike.of((*src, *dst)))
+        tables = apply_to_rows(_Moved, columns, True, *src, *dst)
+        if slices.works(self.rank):
+            mine = slices.shared(shared, self.rank)
+            results = fold_block(agg, self.structure.block, tables[: len(src)], tables[len(src) :], (), mine)
+        else:  # nothing; its gradient takes part in the exchanges of backward
+            results = torch.cat([t.flatten()[:0].to(result.dtype) for t in (*tables, *shared)])
+        return apply_to_rows(_Moved, _AllToAll(self, self.home, home, call, (result,)), False, results)[0]
 
-    def gathered(
-        self, exchange: CodedExchange, slices: Slices, rows: Rows, tag: MessageTag, index: Tensor | None = None
-    ) -> Rows:
-        """Return this rank's share of all rows: operands [N_P, ...] -> tables [N, ...], without rows if it is idle.
 
-        `index`: of all rows of this rank, for a codec that looks up their nodes.
-        """
-        ids = self.structure.ids
+@dataclass(frozen=True, eq=False)
+class _AllToAll:
+    """An exchange of the operands `like`, in both directions: whole rows of some nodes <-> a rank's share of all rows.
+
+    In forward, the codec knows the rows by their lists.
+    """
+
+    view: FeatureGraph
+    exchange: CodedExchange
+    slices: Slices
+    call: int
+    like: tuple[RowLike, ...]
+
+    def only(self, wanted: Sequence[int]) -> _AllToAll:
+        """Return the exchange of some of the operands."""
+        whole = frozenset(n for n, i in enumerate(wanted) if i in self.slices.whole)
+        return replace(self, slices=replace(self.slices, whole=whole), like=tuple(self.like[i] for i in wanted))
+
+    def gather(self, rows: Rows, *, forward: bool) -> Rows:
+        """Return this rank's share of all rows: operands [N_P, ...] -> tables [N, ...], without rows if it is idle."""
+        view, slices, ids = self.view, self.slices, self.view.structure.ids
+        every = torch.arange(len(view.own_ids), device=view.own_ids.device) if forward else None
         outgoing = {
-            q: Outgoing(tuple(t.contiguous() for t in slices.rows(rows, q)), index)
-            for q in self.peers
+            q: Outgoing(tuple(t.contiguous() for t in slices.rows(rows, q)), every)
+            for q in view.peers
             if slices.works(q)
         }
-        works = slices.works(self.rank)
-        incoming = {p: Incoming(len(ids[p])) for p in self.peers} if works else {}
-        like = slices.like(RowLike.of(rows), self.rank)
-        posted = exchange.post(outgoing, incoming, like, tag)
+        works = slices.works(view.rank)
+        incoming = {p: Incoming(len(ids[p])) for p in view.peers} if works else {}
+        like = slices.like(RowLike.of(rows), view.rank)
+        posted = self.exchange.post(outgoing, incoming, like, self._tag(forward))
         if not works:
-            return ()
-        tables = tuple(each.empty(self.shard.num_nodes) for each in like)
-        for p, part in ((self.rank, slices.rows(rows, self.rank)), *exchange.take_all(posted)):
+            return tuple(t.new_empty(0) for t in rows)
+        tables = tuple(each.empty(view.shard.num_nodes) for each in like)
+        for p, part in ((view.rank, slices.rows(rows, view.rank)), *self.exchange.take_all(posted)):
             for table, got in zip(tables, part, strict=True):
                 table[ids[p]] = got
         return tables
 
-    def shares(
-        self,
-        exchange: CodedExchange,
-        slices: Slices,
-        tables: Rows,
-        like: Sequence[RowLike],
-        tag: MessageTag,
-        *,
-        listed: bool,
-    ) -> dict[int, Rows]:
-        """Return every working rank's share of the local rows, by rank in ascending order: tables [N, ...] -> [N_P,
-        ...].
-
-        `like`: the operands of which the tables are shares. `listed`: the codec knows the rows by their lists.
-        """
-        ids = self.structure.ids
+    def give_back(self, tables: Rows, *, forward: bool) -> Rows:
+        """Return the local rows from the shares of all working ranks: tables [N, ...] -> [N_P, ...]. Gradients of an
+        operand that ranks read whole add up, in the order of ranks."""
+        view, slices, ids = self.view, self.slices, self.view.structure.ids
         posts: list[Posted] = []
         shares: dict[int, Rows] = {}
         for members in slices.classes:  # ranks with equally wide shares: a message has one shape
             outgoing: dict[int, Outgoing] = {}
-            if self.rank in members:
-                shares[self.rank] = tuple(t[self.own_ids] for t in tables)
-                for p in self.peers:
-                    outgoing[p] = Outgoing(tables, ids[p]) if listed else Outgoing(tuple(t[ids[p]] for t in tables))
-            incoming = {q: Incoming(len(self.own_ids)) for q in self.peers if q in members}
-            posts.append(exchange.post(outgoing, incoming, slices.like(like, members[0]), tag))
+            if view.rank in members:
+                shares[view.rank] = tuple(t[view.own_ids] for t in tables)
+                for p in view.peers:
+                    outgoing[p] = Outgoing(tables, ids[p]) if forward else Outgoing(tuple(t[ids[p]] for t in tables))
+            incoming = {q: Incoming(len(view.own_ids)) for q in view.peers if q in members}
+            posts.append(self.exchange.post(outgoing, incoming, slices.like(self.like, members[0]), self._tag(forward)))
         for posted in posts:
-            shares.update(exchange.take_all(posted))
-        return dict(sorted(shares.items()))
+            shares.update(self.exchange.take_all(posted))
+        total = tuple((each if forward else each.widened).empty(len(view.own_ids)).zero_() for each in self.like)
+        for q, rows in sorted(shares.items()):
+            for i, (mine, got) in enumerate(zip(slices.rows(total, q), rows, strict=True)):
+                mine.add_(got) if i in slices.whole else mine.copy_(got)
+        return total
+
+    def _tag(self, forward: bool) -> MessageTag:
+        return self.view.message_tag(self.call, "forward" if forward else "backward")
 
 
 class _Kept(Context):
-    view: FeatureGraph
-    agg: Aggregator
-    slices: Slices
-    call: int
-    counts: Counts
-    num_kept: int
-    like: tuple[RowLike, ...]
-    shared: tuple[torch.Size, ...]
+    exchange: _AllToAll
+    gathers: bool
 
 
-class _FeatureFold(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: _Kept, view: FeatureGraph, agg: Aggregator, slices: Slices, call: int, counts: Counts, *flat: Tensor
-    ) -> Tensor:
-        x, tag = split_operands((*counts, 0), flat), view.message_tag(call, "forward")
-        every = torch.arange(len(view.own_ids), device=view.own_ids.device)
-        tables = view.gathered(view.columns, slices, (*x.src, *x.dst), tag, every)
-        operands, results, saved = Operands(()), (), ()
-        if slices.works(view.rank):
-            operands = Operands(tables[: counts[0]], tables[counts[0] :], (), slices.shared(x.shared, view.rank))
-            block = view.structure.block
-            result, saved = agg.finish(agg.update(agg.init(block.num_dst, operands), block, operands))
-            results = (result,)
-        like = _result_like(agg, x)._replace(dtype=x.src[0].dtype)
-        out = like.empty(len(view.own_ids))
-        home = replace(slices, whole=frozenset())
-        for q, (rows,) in view.shares(view.home, home, results, (like,), tag, listed=True).items():
-            home.of(out, q).copy_(rows)
-        kept = [t for group in operands for t in group] if agg.needs_src else []
-        ctx.view, ctx.agg, ctx.slices, ctx.call, ctx.counts, ctx.num_kept = view, agg, slices, call, counts, len(kept)
-        ctx.like, ctx.shared = RowLike.of((*x.src, *x.dst)), tuple(t.shape for t in x.shared)
-        ctx.save_for_backward(*kept, *saved)
-        return out
+class _Moved(torch.autograd.Function):
+    """`gather` or `give_back`. The gradient of each takes the way of the other."""
 
     @staticmethod
-    def backward(ctx: _Kept, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_out,) = grad_outputs
-        view, agg, slices, (num_src, num_dst) = ctx.view, ctx.agg, ctx.slices, ctx.counts
-        asked, tag = ctx.needs_input_grad[5:], view.message_tag(ctx.call, "backward")
-        kept, saved = ctx.saved_tensors[: ctx.num_kept], ctx.saved_tensors[ctx.num_kept :]
-        home = replace(slices, whole=frozenset())
-        wanted = [i for i in range(num_src + num_dst) if asked[i]]
-        tables, shared = (), [grad_out.new_zeros(shape) for shape in ctx.shared]
-        received = view.gathered(view.home, home, (grad_out,), tag)
-        if received:
-            (own_ids,) = received
-            prepared = agg.prepare(saved, own_ids)
-            operands = split_operands((num_src, num_dst, 0), kept)
-            grads = agg.grad(view.structure.block, operands, prepared, own_ids)
-            every = (*grads.src, *(grads.dst or agg.grad_dst(prepared, own_ids)))
-            tables = tuple(every[i] for i in wanted)
-            for total, part in zip(slices.shared(tuple(shared), view.rank), grads.shared, strict=False):
-                total.copy_(part)
-        part_of = replace(slices, whole=frozenset(n for n, i in enumerate(wanted) if i in slices.whole))
-        like = [ctx.like[i] for i in wanted]
-        totals = [each.widened.empty(len(view.own_ids)).zero_() for each in like]
-        if wanted:
-            for q, rows in view.shares(view.columns, part_of, tables, like, tag, listed=False).items():
-                for total, into, got in zip(totals, part_of.rows(tuple(totals), q), rows, strict=True):
-                    into.add_(got) if into is total else into.copy_(got)
-        flat: list[Tensor | None] = [None] * (num_src + num_dst)
-        for i, total in zip(wanted, totals, strict=True):
-            flat[i] = total
-        return (None, None, None, None, None, *flat, *(g for g in shared))
+    def forward(ctx: _Kept, exchange: _AllToAll, gathers: bool, *rows: Tensor) -> Rows:
+        ctx.exchange, ctx.gathers = exchange, gathers
+        moved = (exchange.gather if gathers else exchange.give_back)(rows, forward=True)
+        ctx.mark_non_differentiable(*(t for t, asked in zip(moved, ctx.needs_input_grad[2:], strict=True) if not asked))
+        return moved
+
+    @staticmethod
+    def backward(ctx: _Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        asked = ctx.needs_input_grad[2:]
+        wanted = [i for i, each in enumerate(asked) if each]
+        exchange = ctx.exchange.only(wanted)
+        moved = (exchange.give_back if ctx.gathers else exchange.gather)(tuple(grads[i] for i in wanted), forward=False)
+        found = iter(moved)
+        return (None, None, *(next(found) if each else None for each in asked))
 
 
+@torch.no_grad()
 def _result_like(agg: Aggregator, x: Operands) -> RowLike:
     """Return the shape of the whole result's rows, taken from a node without edges."""
     one = x._replace(src=tuple(t.new_zeros(1, *t.shape[1:]) for t in x.src))

@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnpar.comm import Communicator, Incoming, RowLists
 from gnnpar.folds.block import Block, cached_results, chosen, held_nbytes, per_argument
 from gnnpar.folds.edge_data import EdgeData
-from gnnpar.parallel.keys import to_device
+from gnnpar.parallel.local import to_device
 from gnnpar.parallel.torch_types import integers, unique
 from gnnpar.partition.shard import Shard
 from gnnpar_kernels import Csr, fold_key

@@ -19,15 +19,8 @@ from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.pipeline.placing import Line, even_cuts, place_layers
 from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
-from gnnpar.pricing.candidate import (
-    Knobs,
-    PhasedCandidate,
-    Quality,
-    Scope,
-    Values,
-    codec_fields,
-    quality_of,
-)
+from gnnpar.placement import Quality
+from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values, codec_fields, quality_of
 from gnnpar.pricing.ir import Fold, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.memory import NUMBER, rank_memory, widest_fold
@@ -44,7 +37,7 @@ _NODES = 8  # that a chunk has at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineCandidate(PhasedCandidate):
+class PipelineCandidate(Candidate):
     """`family`: hybrid where stages have more than one part. `chunks`: of one part. `bits`: of rows between stages.
     `cuts`: stage -> its first layer."""
 
@@ -81,10 +74,6 @@ class PipelineCandidate(PhasedCandidate):
 
     def with_knobs(self, knobs: Values) -> Self:
         return replace(self, chunks=max(1, knobs.get("chunks", 0) * self.stages), cuts=tuple(range(self.stages)))
-
-    @property
-    def turns(self) -> Values:
-        return {"chunks": 0 if self.chunks == 1 else self.chunks // self.stages}
 
     def makes_sense(self, nodes: int) -> bool:
         return self.chunks == 1 or self.chunks * self.parts * _NODES <= nodes

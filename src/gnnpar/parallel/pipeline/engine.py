@@ -25,7 +25,7 @@ from gnnpar.files import StateDict
 from gnnpar.folds.block import Rows
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import (
-    EngineDefaults,
+    Engine,
     EpochReport,
     Stepper,
     Timeline,
@@ -155,7 +155,7 @@ def _kept_open(actions: Sequence[Action], remat: Remat) -> set[tuple[int, int]]:
 _BOUNDARY = 0xB0DA  # keeps the noise between stages apart from that of halo rows
 
 
-class PipelineEngine(EngineDefaults):
+class PipelineEngine(Engine):
     """Virtual stage s, of the layers `layers_of[s]`, runs on rank s % stages; the parts of a stage run side by side."""
 
     def __init__(self, context: BuildContext, strategy: GNNPipe, stage_of: Mapping[str, int]) -> None:

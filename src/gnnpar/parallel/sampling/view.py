@@ -22,8 +22,7 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
-from gnnpar.parallel.keys import to_device
-from gnnpar.parallel.local import OwnRows, Pass, as_messages, by_type
+from gnnpar.parallel.local import OwnRows, Pass, as_messages, by_type, to_device
 from gnnpar.parallel.sampling.neighbours import Sample
 from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.torch_types import integers

@@ -23,14 +23,14 @@ from gnnpar.comm import Communicator, allocator
 from gnnpar.comm.communicator import T
 from gnnpar.comm.threads import Channel, ThreadCommunicator, ThreadWorld
 from gnnpar.files import StateDict
-from gnnpar.parallel.engine import EngineDefaults, EpochReport, FlatEngine, Stepper
+from gnnpar.parallel.engine import Engine, EpochReport, FlatEngine, Stepper
 from gnnpar.parallel.sequential import paging
 from gnnpar.partition.shard import Shard
 
 BuildPart = Callable[[Shard, ThreadCommunicator], FlatEngine]
 
 
-class OutOfCoreEngine(EngineDefaults):
+class OutOfCoreEngine(Engine):
     """FlatEngines of all parts behind one. `shard` is the whole graph, cut into `parts`; `comm` has one rank.
 
     Time in which the device waits for the host counts as exposed communication; nothing is sent over a link.

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor, cuda
 from torch._ops import OpOverload
@@ -165,13 +166,8 @@ def _memory(data: Tensor) -> memoryview:
 
 def file_system(folder: Path) -> str:
     """Return the type of the file system of a folder as the kernel names it; '' if unknown."""
-    try:
-        text = Path("/proc/mounts").read_text(errors="surrogateescape")  # users may mount, at names of any bytes
-        mounts = [line.split(" ") for line in text.split("\n") if line]
-    except OSError:
-        return ""
-    above = {str(p) for p in (folder.resolve(), *folder.resolve().parents)}
-    fitting = [(len(mount[1]), i, mount[2]) for i, mount in enumerate(mounts) if mount[1] in above]
+    above, mounts = {str(p) for p in (folder.resolve(), *folder.resolve().parents)}, psutil.disk_partitions(all=True)
+    fitting = [(len(mount.mountpoint), i, mount.fstype) for i, mount in enumerate(mounts) if mount.mountpoint in above]
     return max(fitting)[2] if fitting else ""
 
 

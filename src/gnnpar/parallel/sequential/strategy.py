@@ -34,7 +34,6 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
@@ -175,7 +174,7 @@ class SAR(CodedStrategy, Proposes):
 
     def _engine(self, context: BuildContext) -> FlatEngine:
         """Of one part."""
-        context = normalised_for(context, self.exactness)
+        context = context.normalised_for(self.exactness)
         shard, comm = context.shard, context.comm
         schedule = RoundSchedule.agree(self.rounds, shard, comm)
         uses = shape_trace(context.model, shard)

@@ -10,7 +10,6 @@ from gnnpar.parallel.base import HALO
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.normalised import normalised_for
 from gnnpar.parallel.strategy import LayerFacts
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.placement import Plan
@@ -46,7 +45,7 @@ class Single(Proposes):
         return (LayerFacts(mode="whole"),) * plan.num_layers
 
     def build(self, context: BuildContext) -> Engine:
-        context = normalised_for(context, self.exactness)
+        context = context.normalised_for(self.exactness)
         cache = context.new_cache()
         view = WholeGraph(context.shard, context.start, cache=cache)
         return FlatEngine(context, view=view, exact=view, parts={"cache": cache})

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gnnpar.planner.planner import Evaluated, Planned, Request, evaluate, nothing_fits, price_grids, recommend, search
+from gnnpar.planner.planner import Evaluated, Planned, Request, evaluate, nothing_fits, price_grids, recommend
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator, climb, draw, published
 
@@ -41,16 +41,14 @@ def run(request: Request, name: str = DEFAULT, *, budget: int = BUDGET, seed: in
     none is worse than enumeration, and the table shows classes that are not allowed. Other searches start from graph
     parallelism on all devices, and also vary placement, part sizes and numbers of ranks.
     """
-    began = time.process_time()
-    if name == "enumerate":
-        grids = search(request)
-        return Planned(request, grids, name, len(grids), time.process_time() - began)
-    points = Points(request)
-    evaluator = Evaluator(points.space, points.objective, budget, points.canonical)
+    began, points, count = time.process_time(), Points(request), 0
+    if name != "enumerate":
+        evaluator = Evaluator(points.space, points.objective, budget, points.canonical)
+        SEARCHES[name](evaluator, points, seed)
+        count = len(evaluator.seen)
     grids = price_grids(request)
-    SEARCHES[name](evaluator, points, seed)
     spent = time.process_time() - began
-    return Planned(request, _rank_all(points, grids), name, len(evaluator.seen) + len(grids), spent)
+    return Planned(request, _rank_all(points, grids), name, count + len(grids), spent)
 
 
 def _rank_all(points: Points, grids: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
