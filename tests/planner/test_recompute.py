@@ -19,12 +19,11 @@ from gnnpar.planner.search.points import Points
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.statistics import GraphStats, PartStats
-from gnnpar.pricing.topology import one_host
 from gnnpar.pricing.work import DIRECTIONS, Held, Work
 from gnnpar.verify.conformance import small_graph, train_in_threads
+from planner.machines import GRAPH, machine
 
 FLAT = Registry({"graph_parallel": GraphParallel(), "sar": SAR()})
-GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
 PARTS = PartStats.even(GRAPH.nodes, GRAPH.edges, 2, alpha=0.8, cut_share=0.3)
 
 
@@ -34,14 +33,13 @@ def works(name: str, *, rate: float, parts: PartStats = PARTS, graph: GraphStats
     live, kept = record(first, graph.features), record(twin, graph.features)
     rates = (NOMINAL,) * 2
     held: Held = how_held(twin, kept)
-    machine = Machine(one_host(2, memory_bytes=1e12, rate=rate, latency=1e-5), rates)
-    return Work(live, graph, parts, rates), Work(kept, graph, parts, rates, held), machine
+    return Work(live, graph, parts, rates), Work(kept, graph, parts, rates, held), machine(2, rate=rate, latency=1e-5)
 
 
 @pytest.mark.parametrize(("name", "held"), [("gcn", "result"), ("sage", "result"), ("gat", "rows")])
 def test_a_slow_link_makes_layer_0_stay(name: str, held: Held) -> None:
-    live, kept, machine = works(name, rate=1e7)
-    found = decide(live, kept, machine)
+    live, kept, here = works(name, rate=1e7)
+    found = decide(live, kept, here)
     assert (found.held, found.layers[0]) == (held, 0)
     assert found.seconds > 0
     assert found.factors[0] == 0  # thousands of rows a rank: a sum of small matrices is always cheaper (5.3)
@@ -50,16 +48,16 @@ def test_a_slow_link_makes_layer_0_stay(name: str, held: Held) -> None:
 
 def test_attention_is_received_over_a_fast_link() -> None:
     """Messages of the halo cost more than their bytes, and nothing of a layer that is not linear can be kept."""
-    live, kept, machine = works("gat", rate=1e12)
+    live, kept, here = works("gat", rate=1e12)
     costly = tuple(replace(r, gemm=replace(r.gemm, number=1e-6), message=0.0, gather=0.0) for r in live.rates)
-    found = decide(replace(live, rates=costly), replace(kept, rates=costly), Machine(machine.fabric, costly))
+    found = decide(replace(live, rates=costly), replace(kept, rates=costly), Machine(here.fabric, costly))
     assert (found.held, found.seconds, found.nbytes) == ("no", 0.0, 0.0)
     assert "halos of 0 of 2 layers" in found.describe(chosen=True)
 
 
 def test_the_planner_takes_it_where_it_is_faster() -> None:
-    live, kept, machine = works("gcn", rate=1e7)
-    request = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT, held=(kept.ir, kept.held))
+    live, kept, here = works("gcn", rate=1e7)
+    request = Request(live.ir, GRAPH, lambda _: PARTS, here, 2, registry=FLAT, held=(kept.ir, kept.held))
     best, plain = search(request)[0], search(replace(request, held=None))[0]
     assert best.candidate.held
     assert best.candidate.label.endswith("first layer held")
@@ -95,8 +93,8 @@ def test_a_run_sends_so_many_bytes_less(name: str) -> None:
 
 def test_searches_hold_layer_0_too() -> None:
     """The cut is no name of the space: where it fires, a point is priced with it."""
-    live, kept, machine = works("gcn", rate=1e7)
-    request = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT, held=(kept.ir, kept.held))
+    live, kept, here = works("gcn", rate=1e7)
+    request = Request(live.ir, GRAPH, lambda _: PARTS, here, 2, registry=FLAT, held=(kept.ir, kept.held))
     points = Points(request)
     found = points.evaluated(tuple(0 for _ in points.space.choices))
     assert found.candidate.held
@@ -105,8 +103,8 @@ def test_searches_hold_layer_0_too() -> None:
 
 def test_a_first_layer_that_is_cached_is_priced_so() -> None:
     """first_layer=cached of the user: every candidate keeps it, in time and in memory."""
-    live, kept, machine = works("gcn", rate=1e7)
-    plain = Request(live.ir, GRAPH, lambda _: PARTS, machine, 2, registry=FLAT)
+    live, kept, here = works("gcn", rate=1e7)
+    plain = Request(live.ir, GRAPH, lambda _: PARTS, here, 2, registry=FLAT)
     cached = replace(plain, ir=kept.ir, kept=kept.held)
     before, after = search(plain)[0], search(cached)[0]
     assert after.price == evaluate(after.candidate, kept, cached).price
