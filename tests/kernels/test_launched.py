@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -18,13 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "kernels"))
 
 from bench.ahead import variants
 from composing import configured
+from engines import Rank, on_ranks
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.keys import KeyTable
-from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import Job, graph_for, make_job, small_graph
 from gnnpar_kernels import triton_tasks
 from gnnpar_kernels.triton_tuning import interpreting
@@ -125,19 +121,10 @@ def test_so_is_what_a_captured_epoch_launches(monkeypatch, model, precision):
     job = _job("graph_parallel", 2, "", model, "model.attention_dropout=0.2", precision)
     launched = _noted(monkeypatch)
 
-    def rank(comm):
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        given = job.dataset if comm.rank == 0 else None
-        shard = Shard.open(given, job.plan.part_of, comm, edge_ids=job.model.needs_edge_ids).to(comm.device, job.dtype)
-        engine = job.strategy.build(
-            BuildContext(
-                plan=job.plan, shard=shard, model=copy.deepcopy(job.model).float(), task=task, comm=comm, seed=0
-            )
-        )
-        assert isinstance(engine, FlatEngine)
-        engine.launch_epoch(0, _NoStep(), KeyTable(0, comm.device))
+    def launch(rank: Rank) -> None:
+        rank.engine.launch_epoch(0, _NoStep(), KeyTable(0, rank.shard.x.device))
 
-    ThreadWorld(2).run(rank)
+    on_ranks(job, launch)
     _assert_compiled(launched)
     keyed = [dict(arguments) for _, _, arguments in launched if dict(arguments).get("k0") == "*i32"]
     assert len(keyed) >= 3, "a fold, and its gradients by both sides"
