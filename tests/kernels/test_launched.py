@@ -24,6 +24,7 @@ from gnnpar.parallel.keys import KeyTable
 from gnnpar.verify.conformance import Job, graph_for, make_job, small_graph
 from gnnpar_kernels import triton_tasks
 from gnnpar_kernels.triton_tuning import interpreting
+from graphs import of_edges
 from interpreter import patch_once_a_launch
 
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32"}
@@ -99,8 +100,7 @@ def _graph() -> Dataset:
     ends = torch.stack([torch.arange(25), torch.full((25,), 3)])
     edges = torch.cat([data.edge_index, ends, ends.flip(0)], dim=1)
     edges = edges[:, torch.argsort(edges[1] * data.num_nodes + edges[0], stable=True)]
-    masks = data.train_mask, data.val_mask, data.test_mask
-    return Dataset.of("hubs", x=data.x, y=data.y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
+    return of_edges(data, edges)
 
 
 @pytest.mark.quick(2)
