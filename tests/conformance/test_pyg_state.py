@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv, SGConv, SuperGATConv
+from torch_geometric.nn import GATConv, GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv, SGConv, SuperGATConv
 
 from conformance.plain_loop import drawing, graph, plain, verdict
 from gnnpar.models.pyg.nested import python_state
@@ -177,6 +177,22 @@ class Weighted(nn.Module):
         return self.conv(x, edge_index, edge_weight)
 
 
+class OfFeatures(nn.Module):
+    """Rows that are reshaped, edge weights of one convolution that another reads, features that are written into."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        self.a, self.b, self.step = GATConv(8, 8, add_self_loops=False), GraphConv(8, 3), step
+
+    def forward(self, x, edge_index):
+        if self.step == "doubled features":
+            x *= 2
+        h, (_, weights) = self.a(x, edge_index, return_attention_weights=True)
+        if self.step == "reshaped rows":
+            h = h.reshape(2, -1, 8).transpose(0, 1).reshape(-1, 8)
+        return self.b(h, edge_index, weights.view(-1) if self.step == "attention of edges" else None)
+
+
 class Penalised(nn.Module):
     """Read the gradient of a convolution's output."""
 
@@ -194,6 +210,8 @@ class Penalised(nn.Module):
 
 def of(step: str) -> nn.Module:
     with drawing(1):
+        if step in ("doubled features", "reshaped rows", "attention of edges"):
+            return OfFeatures(step)
         return {"penalised": Penalised, "weights": Weighted}.get(step, lambda: Net(step))()
 
 
@@ -220,6 +238,10 @@ NOISE = "its noise is not keyed"
             (step, "gnnpipe", 1, "its forward gives other values the second time")
             for step in ("iterator", "cached rows")
         ),
+        ("doubled features", "gnnpipe", 1, "its forward writes into the features"),
+        ("reshaped rows", "graph_parallel", 2, "cannot run on a graph of another size"),
+        ("attention of edges", "graph_parallel", 2, ""),
+        ("attention of edges", "gnnpipe", 1, "does not have one row per node"),
         ("norm of chosen rows", "single", 1, ""),
         ("norm of chosen rows", "graph_parallel", 3, "batch norm of chosen rows"),
         ("weights", "single", 1, "the model writes into edge_weight (clamp); write into a copy"),
