@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,12 +46,8 @@ def epochs_of(comm: Communicator, job: Job, stops: bool, drains: bool) -> list[A
 def test_a_run_that_stops_with_messages_in_flight_goes_on_bit_for_bit(config: CodecConfig) -> None:
     job = make_job(PipeGCN(codec=config), GCN(hidden=8), small_graph(), world=3, epochs=5, optim=SGD(lr=0.1))
     whole, *others = (
-        ThreadWorld(3).run(lambda comm, how=how: epochs_of(comm, job, *how))
-        for how in (
-            {"stops": False, "drains": False},
-            {"stops": True, "drains": False},
-            {"stops": False, "drains": True},
-        )
+        ThreadWorld(3).run(partial(epochs_of, job=job, stops=stops, drains=drains))
+        for stops, drains in ((False, False), (True, False), (False, True))
     )
     for other in others:
         for mine, theirs in zip(whole, other, strict=True):
