@@ -1,27 +1,21 @@
-"""GNNPipe written twice more for tests: by plain autograd over the whole graph, and one aggregation at a time."""
+"""GNNPipe written once more for tests: by plain autograd over the whole graph."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import Identity
-from gnnpar.comm import CodedExchange, ThreadWorld
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Block
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges
 from gnnpar.parallel.local import LocalRows, Pass, by_type
-from gnnpar.parallel.pipeline.chunk import ChunkGraph, PartState, Weights
-from gnnpar.parallel.pipeline.chunks import Chunks, EpochOrder, draw_order
-from gnnpar.parallel.pipeline.history import History
+from gnnpar.parallel.pipeline.chunks import draw_order
 from gnnpar.parallel.whole import fold_block
-from gnnpar.partition.shard import cut, with_chunks
 from gnnpar.verify.conformance import Job
 
 
@@ -193,46 +187,3 @@ class ByAutograd:
             for rows, out in by_slot.values():
                 if out.grad is not None:
                     memory.last_out[call][rows] = out.grad
-
-
-@dataclass
-class Chain:
-    """`layers` sums in a row over one part, no weights: Y = A^layers X with fresh and historical columns."""
-
-    dataset: Any
-    chunk_of: Tensor
-    layers: int
-    weights: Weights
-    refresh: int = 1
-
-    def __post_init__(self) -> None:
-        shard = with_chunks(cut(self.dataset, torch.zeros_like(self.chunk_of), 1), self.chunk_of)[0]
-        shard = shard.to(torch.device("cpu"), torch.float64)
-        comm = ThreadWorld(1).communicators()[0]
-        chunks = Chunks.of(shard)
-        self.history = History(
-            chunks.num_rows, chunks.num_own, refresh=self.refresh, remembers=bool(self.weights.stale)
-        )
-        exchange = CodedExchange(comm, Identity().build(shard.row_lists, comm, 0))
-        self.part = PartState(chunks, exchange, self.history, self.weights)
-        self.epoch = 0
-
-    def run(self, x: Tensor, grad: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """One epoch in this order: (results, gradient of x), both [N, ...]. `grad`: the results' gradient."""
-        epoch_order = EpochOrder(self.part.chunks, order, fresh=self.history.fresh, stale=self.history.stale)
-        kept, out, grad_x = [], torch.empty_like(x), torch.empty_like(x)
-        for slot in range(len(order)):
-            graph = ChunkGraph(self.part, epoch_order, Pass(0, self.epoch, training=True), slot)
-            rows = graph.node_ids
-            leaf = x[rows].clone().requires_grad_()
-            h = leaf
-            for i in range(self.layers):
-                h = graph.at(i).aggregate(Sum(), (h,))
-            out[rows] = h.detach()
-            kept.append((rows, leaf, h))
-        for rows, leaf, h in reversed(kept):
-            h.backward(grad[rows])
-            grad_x[rows] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-        self.history.end_epoch(self.epoch)
-        self.epoch += 1
-        return out, grad_x

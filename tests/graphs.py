@@ -26,21 +26,20 @@ def dataset_of(
     )
 
 
+def of_edges(data: Dataset, edge_index: Tensor, edges: EdgeData | None = None) -> Dataset:
+    """The nodes of a dataset with other edges."""
+    nodes = {"x": data.x, "y": data.y, "masks": (data.train_mask, data.val_mask, data.test_mask)}
+    return Dataset.of(
+        data.name, edge_index=edge_index, edges=edges, num_classes=data.num_classes, task=data.task, **nodes
+    )
+
+
 def with_weights(data: Dataset, *, seed: int = 7) -> Dataset:
     """The same graph with weights of edges between 0.1 and 2, some of them 0."""
     gen = torch.Generator().manual_seed(seed)
     weight = torch.rand(data.num_edges, generator=gen) * 1.9 + 0.1
     weight[torch.rand(data.num_edges, generator=gen) < 0.05] = 0.0
-    return Dataset.of(
-        data.name,
-        x=data.x,
-        y=data.y,
-        edge_index=data.edge_index,
-        edges=EdgeData(weight=weight),
-        masks=(data.train_mask, data.val_mask, data.test_mask),
-        num_classes=data.num_classes,
-        task=data.task,
-    )
+    return of_edges(data, data.edge_index, EdgeData(weight=weight))
 
 
 def with_edge_data(data: Dataset, *, types: int = 3, width: int = 2, seed: int = 7) -> Dataset:
@@ -55,16 +54,7 @@ def with_edge_data(data: Dataset, *, types: int = 3, width: int = 2, seed: int =
         keep = torch.arange(data.num_edges)
     keep = keep[torch.argsort((ends[1, keep] * data.num_nodes + ends[0, keep]) * max(1, types) + kind[keep])]
     attr = torch.randn(len(keep), width, generator=gen) if width else None
-    return Dataset.of(
-        data.name,
-        x=data.x,
-        y=data.y,
-        edge_index=ends[:, keep],
-        edges=EdgeData(type=kind[keep] if types else None, attr=attr),
-        masks=(data.train_mask, data.val_mask, data.test_mask),
-        num_classes=data.num_classes,
-        task=data.task,
-    )
+    return of_edges(data, ends[:, keep], EdgeData(type=kind[keep] if types else None, attr=attr))
 
 
 def both(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -1,9 +1,10 @@
-"""Two trainings that must be the same, to the bit or to a tolerance."""
+"""Two trainings that must be the same, to the bit or to a tolerance, and refusals in one line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,11 @@ def assert_equals_autograd(job: Job, *, refresh: int, fresh: float, stale: float
     """A pipeline in threads trains as plain autograd over the whole graph does with stale rows as constants."""
     got = merge_ranks(job, run_world("threads", job.plan.num_ranks, job))
     assert_close(got, *ByAutograd(job, refresh=refresh, fresh=fresh, stale=stale, shuffled=shuffled).train())
+
+
+@contextmanager
+def refused(line: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """The body raises `kind` in one line, in which the pattern `line` is found."""
+    with pytest.raises(kind, match=line) as caught:
+        yield
+    assert "\n" not in str(caught.value)

@@ -220,10 +220,6 @@ def pna(in_channels, out_channels):
     return TwoLayers(conv(in_channels, 8), conv(8, out_channels))
 
 
-def cluster(in_channels, out_channels):
-    return TwoLayers(pyg.ClusterGCNConv(in_channels, 8), pyg.ARMAConv(8, out_channels))
-
-
 class Rescaled(Weighted):
     def forward(self, x, edge_index, edge_weight):
         return super().forward(x, edge_index, edge_weight * 2)

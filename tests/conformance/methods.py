@@ -606,6 +606,8 @@ METHODS = {
         ],
     ),
     "cofree": Method(
+        inexact={"whole degrees, no weights": CoFree(degrees="graph", reweight="none")},
+        models=[three("gat", "model.attention_dropout=0.3")],
         fault=_share_of_a_whole_degree,
         faulty=(CoFree(), SMALL),
         refused=[

@@ -3,12 +3,15 @@
 import json
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from composing import configured, names
 from conformance.methods import QUICK
+from engines import Rank, on_ranks
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.adaptive.links import nominal
 from gnnpar.codecs.codec import Identity
@@ -18,9 +21,8 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
+from gnnpar.verify.conformance import Job, make_job, small_graph, train_in_threads
 from gnnpar_kernels.wire import row_nbytes
-from gradients import Spread, Study
 from outcomes import assert_same_bits
 
 
@@ -53,15 +55,41 @@ def test_cached_features_are_fetched_as_they_are():
     assert got.losses == pytest.approx(exact.losses, rel=1e-9)
 
 
+class Spread(NamedTuple):
+    """`variance`: of the gradient, all entries; `halo_bytes`: of one epoch, all ranks; `mean_bits` of a choice."""
+
+    variance: float
+    halo_bytes: int
+    mean_bits: float | None
+
+
 @cache
-def study(config) -> Study:
-    data = SBM(num_nodes=500, avg_degree=10, num_features=32, num_classes=5, degree_exponent=2.2)
-    return Study(data.load(None, 0), config(num_layers=3, hidden=32, dropout=0.0))
+def job_of(config) -> Job:
+    """Every codec meets the same weights; dropout would be noise of its own."""
+    data = SBM(num_nodes=500, avg_degree=10, num_features=32, num_classes=5, degree_exponent=2.2).load(None, 0)
+    model = config(num_layers=3, hidden=32, dropout=0.0)
+    return replace(make_job(AdaQP(), model, data, world=2, seed=1, dtype=torch.float32), seed=5)
 
 
 @cache
 def spread(config, codec, draws: int = 20) -> Spread:
-    return study(config).spread(codec, draws=draws)
+    """Of epochs 3 on, after a choice in epoch 2."""
+
+    def look(rank: Rank) -> tuple[Tensor, int, dict]:
+        engine, facts = rank.engine, {}
+        for epoch in (1, 2):
+            engine.reduced_gradient(epoch)
+        for runtime in engine._codecs:
+            facts |= getattr(runtime, "facts", dict)()
+        engine._comm.ledger.drain()
+        gradients = torch.stack([engine.reduced_gradient(epoch) for epoch in range(3, 3 + draws)])
+        sent = engine._comm.ledger.drain().bytes
+        return gradients, (sent["forward"] + sent["backward"]) // draws, facts
+
+    ranks = on_ranks(replace(job_of(config), strategy=AdaQP(codec=codec)), look)
+    gradients, _, facts = ranks[0]
+    variance = float(gradients.double().var(0).sum())
+    return Spread(variance, sum(sent for _, sent, _ in ranks), facts.get("assign/mean_bits"))
 
 
 BOTH = [GCN, pytest.param(SAGE, marks=pytest.mark.slow)]  # hundreds of gradients each

@@ -34,7 +34,6 @@ from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.work import Work
 from gnnpar.verify.conformance import (
     Outcome,
-    check,
     make_job,
     merge_ranks,
     relative_error,
@@ -42,7 +41,6 @@ from gnnpar.verify.conformance import (
     train_in_threads,
 )
 from graphs import with_edge_data, with_weights
-from outcomes import assert_passed
 
 SMALL = ("model.hidden=8",)
 DATA = {
@@ -77,10 +75,6 @@ def test_every_model_equals_the_single_device(model: str, overlap: Overlap) -> N
     alone = train_in_threads(Single(), config, data, world=1)
     for world in {*WORLDS} - {1} | {4}:
         assert differ(train_in_threads(replace(COVER, overlap=overlap), config, data, world=world), alone) < 1e-9
-
-
-def test_check_passes_on_one_to_four_ranks() -> None:
-    assert_passed(check(COVER, {name: model_of(name) for name in ("gcn", "gat")}))
 
 
 @pytest.mark.quick(3)

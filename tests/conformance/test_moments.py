@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from checkpoints import last, train
-from composing import configured, names, rest_slow
+from composing import configured
+from conformance.test_exact import NORMED
 from engines import on_ranks
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
@@ -14,10 +15,7 @@ from gnnpar.training.result.trained import load
 from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
 
 DATA = small_graph()
-NORMED = configured("model", "sage", "model.hidden=8", "model.num_layers=3", "model.norm=batch")
 RESIDUAL = configured("model", "resgcn", "model.hidden=8", "model.num_layers=2", "model.norm=batch")
-STRATEGIES = names("strategy")
-EVERY_ROW = [s for s in STRATEGIES if configured("strategy", s).capabilities.moments and s != "tag"]
 
 
 def torchs_own(norm, g, x):
@@ -42,22 +40,6 @@ def test_it_is_torchs_module_on_one_device(reference, config, world):
         for name, gradient in theirs.items():
             assert torch.allclose(mine[name], gradient, rtol=0, atol=1e-9 * scale), name
     assert torch.allclose(got.logits, wanted.logits, rtol=1e-9, atol=1e-9)  # of running statistics
-
-
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("strategy", rest_slow(EVERY_ROW))
-def test_strategies_that_hold_a_layers_rows_carry_it(strategy):
-    cases = check(configured("strategy", strategy), {"sage": NORMED}, worlds=(2,))
-    if strategy == "single":
-        assert not cases
-    else:
-        assert all(case.passed for case in cases) and cases
-
-
-def test_partial_sums_of_a_group_of_ranks_are_no_matter():
-    strategy = configured("strategy", "cagnet", "strategy.replication=2")
-    (case,) = check(strategy, {"sage": NORMED}, worlds=(4,))
-    assert case.passed
 
 
 def test_bytes_are_two_sums_forwards_and_two_backwards():
@@ -96,20 +78,7 @@ def test_running_statistics_are_part_of_a_trained_model(tmp_path):
     assert torch.equal(mean, saved["layers.0.norm.running_mean"]) and mean.any()
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("net", ["Normed", "normed_gin"])
-def test_norms_of_a_pyg_model_are_those_of_all_ranks(net):
-    config = PyG(target=f"pyg_nets.{net}")
-    untouched, one, two = check(GraphParallel(), {"pyg": config}, worlds=(1, 2))
-    assert untouched.passed and untouched.reference == "PyG" and one.passed and two.passed
-
-
 def test_norms_of_rows_of_edges_mix_rows():
     """On one device it trains as in PyG (test_met_by_users.py)."""
     (case,) = check(GraphParallel(), {"pyg": PyG(target="pyg_nets.normed_messages")}, worlds=(1, 2))
     assert case.error is not None and case.error.startswith("net.convs.0 mixes rows")
-
-
-def test_a_norm_without_running_statistics_is_refused():
-    with pytest.raises(ValueError, match=r"no running statistics \(track_running_stats=False\)"):
-        PyG(target="pyg_nets.Normed", kwargs={"track_running_stats": False}).build(6, 3, seed=0)

@@ -1,4 +1,4 @@
-"""Before several ranks train a user's model: one whose rows depend on each other is refused, a harmless one is not."""
+"""A user's model is probed before several ranks train it; what its forward makes of all rows is in test_totals.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import LINKX, GINEConv, JumpingKnowledge, MessagePassing, SAGEConv, global_mean_pool
+from torch_geometric.nn import LINKX, GINEConv, JumpingKnowledge, MessagePassing, SAGEConv
 
 import gnnpar
+from conformance.plain_loop import graph as plain_graph
 from gnnpar.codecs.codec import BFloat16, Exactness
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.preprocess import prepare
@@ -32,62 +32,10 @@ NODES = 60
 
 
 def graph(*, categories: bool = False, attr: bool = False) -> Data:
-    draw = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, NODES, (2, 240), generator=draw).unique(dim=1)
-    edges = edges[:, edges[1].argsort(stable=True)]
-    x = torch.randn(NODES, 8, generator=draw)
-    data = Data(
-        x=torch.randint(0, 5, (NODES, 8), generator=draw).float() if categories else x,
-        y=torch.randint(0, 3, (NODES,), generator=draw),
-        edge_index=edges,
-        train_mask=torch.arange(NODES) < 40,
-    )
-    if attr:
-        data.edge_attr = torch.rand(edges.shape[1], 4, generator=draw)
+    data = plain_graph(dirty=False, edges=("edge_attr",) if attr else (), nodes=NODES)
+    if categories:
+        data.x = torch.randint(0, 5, (NODES, 8)).float()
     return data
-
-
-def _top(h: torch.Tensor) -> torch.Tensor:
-    return h * torch.zeros(len(h)).index_fill(0, h.sum(1).topk(min(5, len(h))).indices, 1.0)[:, None].to(h.dtype)
-
-
-MIXING: dict[str, Any] = {
-    "topk": _top,
-    "median": lambda h: h - h.median(0).values,
-    "cumsum": lambda h: h.cumsum(0) / 10,
-    "flip": lambda h: h + h.flip(0),
-    "roll": lambda h: h + h.roll(1, 0),
-    "sort": lambda h: h + h.sort(0).values,
-    "number of rows": lambda h: h / h.size(0),
-    "positions": lambda h: h + torch.sin(torch.arange(len(h), dtype=h.dtype))[:, None],
-    "first row": lambda h: h + h[0],
-    "attention": lambda h: h + F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
-    "scaled gradient": lambda h: _Scaled.apply(h),
-}
-
-
-class _Scaled(torch.autograd.Function):
-    """The forward is local to rows, the backward is not."""
-
-    @staticmethod
-    def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
-        return h.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return grads[0] / grads[0].norm()
-
-
-class Between(nn.Module):
-    """Something between two convolutions."""
-
-    def __init__(self, in_channels: int, out_channels: int, how: str) -> None:
-        super().__init__()
-        self.how, self.a, self.b = {**MIXING, **HARMLESS}[how], SAGEConv(in_channels, 8), SAGEConv(8, out_channels)
-
-    def forward(self, x, edge_index):
-        h = F.dropout(self.a(x, edge_index).tanh(), training=self.training)
-        return self.b(self.how(h), edge_index)
 
 
 class ByPosition(nn.Module):
@@ -130,29 +78,6 @@ class ByLargestAttribute(nn.Module):
 
     def forward(self, x, edge_index, edge_attr):
         return self.conv(x, edge_index, edge_attr / edge_attr.amax(0))
-
-
-CARRIED: dict[str, Any] = {
-    "centred": lambda h: h - h.mean(0),
-    "virtual node": lambda h: h + h.mean(0, keepdim=True),
-    "sum": lambda h: h + 0.01 * h.sum(0),
-    "largest of a column": lambda h: h / (1 + h.amax(0)),
-    "pooled": lambda h: h + global_mean_pool(h, None),
-    "PairNorm by hand": lambda h: (h - h.mean(0)) / (1e-6 + (h - h.mean(0)).pow(2).sum(1).mean()).sqrt(),
-    "softmax of rows": lambda h: h.softmax(0),
-    "deviation": lambda h: h / (1 + h.std(0)),
-    "norm of all": lambda h: h / h.norm(),
-}
-"""Reductions over all nodes that are sums over ranks; more in whole_nets.py."""
-
-HARMLESS: dict[str, Any] = {
-    "nothing": lambda h: h,
-    "normalized rows": lambda h: F.normalize(h, dim=1),
-    "softmax of columns": lambda h: h.softmax(1),
-    "heads of one node": lambda h: (h.view(len(h), 2, 4).softmax(1) * h.view(len(h), 2, 4)).flatten(1),
-    "largest of a row": lambda h: h / (1 + h.abs().amax(1, keepdim=True)),
-    **CARRIED,
-}
 
 
 class Modules(nn.Module):
@@ -206,16 +131,6 @@ def _in_a_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("how", MIXING)
-def test_rows_that_depend_on_others_are_refused_on_two_ranks_and_train_on_one(how):
-    with pytest.raises(ConfigError, match=r"^model=between: (net\S*|the model) .*set world_size=1") as caught:
-        train(Between, graph(), 2, **kwargs(how=how))
-    assert "\n" not in str(caught.value)
-    if how in ("topk", "scaled gradient"):  # on one rank, no model is probed
-        assert train(Between, graph(), 1, **kwargs(how=how))["status"] == "completed"
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("net", "given"),
@@ -226,25 +141,18 @@ def test_rows_that_depend_on_others_are_refused_on_two_ranks_and_train_on_one(ho
         (LINKX, {"num_nodes": NODES, "hidden_channels": 8, "num_layers": 2}),
     ],
 )
-def test_other_models_that_depend_on_all_rows_are_refused_on_two_ranks(net, given):
+def test_models_that_depend_on_all_rows_are_refused_on_two_ranks(net, given):
     data = graph(attr=net is ByLargestAttribute)
     with pytest.raises(ConfigError, match=r"(net|the model)\S* .*set world_size=1.*features=learned"):
         train(net, data, 2, **kwargs(**given))
     assert train(net, data, 1, **kwargs(**given))["status"] == "completed"
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("how", HARMLESS)
-def test_rows_that_stand_alone_or_are_reduced_train_on_two_ranks(how):
-    found = train(Between, graph(), 2, **kwargs(how=how))
-    assert (found["status"], found["verified"], exactness_of(found)) == ("completed", "probed", "exact")
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("net", "categories"), [(Modules, False), (Categories, True), (Fixed, False)])
 def test_harmless_models_train_on_two_ranks(net, categories):
     found = train(net, graph(categories=categories), 2, **kwargs())
-    assert (found["status"], found["verified"]) == ("completed", "probed")
+    assert (found["status"], found["verified"], exactness_of(found)) == ("completed", "probed", "exact")
 
 
 class Lying(GraphParallel):

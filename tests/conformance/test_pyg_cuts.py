@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gnnpar
-from conformance.test_pyg_strategies import layered
+from conformance.test_pyg_models import EDGES, LAYERED
 from conftest import Run
 from gnnpar.config.compose import compose
 from gnnpar.models.pyg.cuts import example
@@ -28,6 +28,8 @@ from gnnpar.verify.conformance import (
 )
 from outcomes import assert_equals_autograd, assert_same_bits
 
+NETS = LAYERED | EDGES
+
 
 def built(target: str, **kwargs: Any) -> PyGNet:
     return PyG(target=target, kwargs=kwargs).build(6, 3, seed=0)
@@ -41,7 +43,7 @@ CHUNKED += [("InitialResidual", 2, 2, 6), ("Residual", 2, 1, 4), ("weighted", 2,
 @pytest.mark.parametrize(("name", "stages", "parts", "chunks"), CHUNKED)
 def test_chunks_are_gnnpipe_by_autograd(name, stages, parts, chunks):
     """The oracle runs the model as a whole, slot by slot."""
-    strategy, config = Hybrid(stages=stages, parts=parts, chunks=chunks, refresh=2), layered(name)
+    strategy, config = Hybrid(stages=stages, parts=parts, chunks=chunks, refresh=2), NETS[name]
     job = make_job(strategy, config, graph_for(strategy, config, small_graph()), world=stages * parts, epochs=3)
     assert_equals_autograd(job, refresh=2, fresh=2.0)
 
@@ -50,7 +52,7 @@ def test_chunks_are_gnnpipe_by_autograd(name, stages, parts, chunks):
 @pytest.mark.parametrize("name", ["Residual", "Jumping", "PNA"])
 def test_stages_and_remat_do_not_change_a_bit(name):
     """Jumping has 4 layers, as Residual; PNA 3."""
-    config = layered(name)
+    config = NETS[name]
     data, many = graph_for(GNNPipe(), config, small_graph()), 3 if name == "PNA" else 4
     ways: list[tuple[int, dict[str, Any]]] = [(1, {}), (many, {}), (many, {"remat": "chunk"}), (2, {"remat": "layer"})]
     ways += [] if name == "PNA" else [(2, {"virtual": 2})]
@@ -60,7 +62,7 @@ def test_stages_and_remat_do_not_change_a_bit(name):
 
 
 def test_sampled_neighbours_are_an_approximation_that_is_drawn_again():
-    config, strategy = layered("PNA"), Minibatch(fanout=(2,), batch_size=None)
+    config, strategy = NETS["PNA"], Minibatch(fanout=(2,), batch_size=None)
     data = graph_for(strategy, config, small_graph())
     one, again = (train_in_threads(strategy, config, data, world=1, epochs=2) for _ in range(2))
     exact = train_in_threads(strategy.exact_limit(), config, data, world=1, epochs=2)

@@ -1,10 +1,9 @@
-"""PyG models of dictionaries by type, unchanged: equal to themselves as PyG runs them, and under strategies."""
+"""PyG models of dictionaries by type: what is found of them, their state, and files. Equality: test_pyg_models.py."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +12,11 @@ from torch_geometric.data import HeteroData
 
 import gnnpar
 import pyg_nets
-from composing import WORLDS
+from conformance.test_pyg_models import PAPERS, id_of, typed
 from conftest import Run
 from data.samples import hetero
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.preprocess import prepare
-from gnnpar.data.saved import PT, raw_graph
 from gnnpar.folds.edge_data import Schema
-from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
@@ -32,40 +28,13 @@ from gnnpar.verify.soundness import find_fault
 from gnnpar.verify.typed import Dictionaries, dictionaries, typed_graph
 from outcomes import assert_passed, assert_shards_train_alike
 
-NETS: list[tuple[str, dict[str, Any]]] = [
-    ("Typed2", {"hidden": 8}),  # SAGE, GAT and GCN in one layer
-    ("Typed2", {"hidden": 8, "kind": "gatv2", "aggr": "cat"}),
-    ("Typed2", {"hidden": 8, "kind": "graph", "aggr": "max"}),
-    ("Typed2", {"hidden": 8, "kind": "max", "aggr": "mean"}),
-    ("Typed2", {"hidden": 8, "kind": "transformer"}),
-    ("HGTNet", {"hidden": 8}),
-    ("hgt", {}),
-    ("hetero_of", {}),
-    ("hetero_of", {"kind": "gat"}),
-    ("TypedWeights", {}),
-    ("TypedAttributes", {}),
-    ("HardWired", {"hidden": 8}),
-]
-IDS = [f"{target}-{'-'.join(map(str, kwargs.values()))}" for target, kwargs in NETS]
-
-
-def config(target: str, **kwargs: Any) -> PyG:
-    return PyG(target=f"pyg_nets.{target}", kwargs=kwargs, self_loops=False)
-
-
-@pytest.mark.quick(3)
-@pytest.mark.parametrize(("target", "kwargs"), NETS, ids=IDS)
-def test_equals_pyg_and_is_the_same_on_several_ranks(target, kwargs):
-    cases = check(GraphParallel(), {"pyg": config(target, **kwargs)}, worlds=WORLDS)
-    assert [(c.reference, c.world) for c in cases] == [("PyG", 1), *(("single device", w) for w in WORLDS)]
-    assert_passed(cases)
+OF_PAPERS = typed("PapersAndAuthors", hidden=8)
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("target", "kwargs"), [NETS[0], NETS[5], NETS[7]], ids=["HeteroConv", "HGTConv", "to_hetero"])
-def test_a_relation_that_is_left_out_is_found(target, kwargs, monkeypatch):
+@pytest.mark.parametrize("model", [typed("Typed2", hidden=8), typed("HGTNet", hidden=8), typed("hetero_of")], ids=id_of)
+def test_a_relation_that_is_left_out_is_found(model, monkeypatch):
     """PyG without the edges of one type is another model, of which the comparison tells."""
-    model = config(target, **kwargs)
     data = typed_dataset(model)
     assert data is not None
     sound = difference(model, data, 1e-9)
@@ -81,63 +50,39 @@ def test_a_relation_that_is_left_out_is_found(target, kwargs, monkeypatch):
     assert found.module
 
 
-def typed(**how: Any):
-    """12 papers of width 3 with labels, 5 authors of width 2, 4 venues without features."""
-    return prepare(raw_graph("given", hetero()), PT(self_loops="keep", drop_duplicates=False, **how), seed=0)
-
-
 @pytest.mark.slow
-def test_a_hetero_data_with_a_type_without_features() -> None:
-    data = typed()
-    model = config("PapersAndAuthors", hidden=8)
-    found = difference(model, data, 1e-9)
+def test_a_type_without_features_is_that_of_pyg() -> None:
+    found = difference(OF_PAPERS, PAPERS, 1e-9)
     assert max(found.loss, found.logits, *found.gradients.values()) < 1e-9
-    assert_passed(check(GraphParallel(), {"pyg": model}, worlds=(2, 4), dataset=data))
 
 
-def test_ranks_without_nodes_of_a_type_and_without_edges_of_a_relation() -> None:
-    """16 parts of 21 nodes."""
-    assert_passed(check(GraphParallel(), {"pyg": config("PapersAndAuthors", hidden=8)}, worlds=(16,), dataset=typed()))
-
-
-@pytest.mark.slow
-def test_one_type_of_nodes_and_two_of_edges() -> None:
-    schema = Schema((("a", 4),), (("a", "to", "a"), ("a", "by", "a")), "a")
-    data = typed_graph(schema, (), labelled=("a",))
-    assert_passed(check(GraphParallel(), {"pyg": config("Typed2", hidden=8, kind="sage")}, worlds=(2,), dataset=data))
+ONE_TYPE = Schema((("a", 4),), (("a", "to", "a"), ("a", "by", "a")), "a")
 
 
 @pytest.mark.parametrize(
-    ("target", "kwargs", "line"),
+    ("model", "data", "worlds"),
     [
-        ("ByName", {}, "forward gives author \\[3\\], and the task needs rows of 3 logits of type paper"),
-        ("always_dropping", {}, "drops entries in evaluation, too"),
-        ("Mixing", {}, "cannot run on 8 features: TypeError"),
-        ("OfOther", {}, "is given rows of type"),
-        ("HardWired", {"hidden": 8}, "KeyError"),
+        (OF_PAPERS, PAPERS, (16,)),  # of 21 nodes: ranks without nodes of a type, and without edges of a relation
+        pytest.param(OF_PAPERS, PAPERS, (2, 4), marks=pytest.mark.slow),
+        pytest.param(
+            typed("Typed2", hidden=8, kind="sage"),
+            typed_graph(ONE_TYPE, (), labelled=("a",)),
+            (2,),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_what_cannot_run_is_one_line(target, kwargs, line):
-    data = typed()
-    with pytest.raises(ValueError, match=line) as caught:
-        config(target, **kwargs).on(data.edge_sizes).build(data.num_features, 3, seed=0)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_dataset_without_types_is_refused() -> None:
-    data = small_graph()
-    line = "reads dictionaries by type .* does not say of which types its nodes are; give a HeteroData"
-    with pytest.raises(ValueError, match=line):
-        config("HGTNet", hidden=8).on(data.edge_sizes)
+def test_ranks_of_graphs_with_types_equal_the_single_device(model, data, worlds) -> None:
+    assert_passed(check(GraphParallel(), {"pyg": model}, worlds=worlds, dataset=data))
 
 
 def test_a_mean_over_the_rows_of_a_type_is_no_fault() -> None:
-    assert find_fault(config("CentredByType", hidden=8)) is None
+    assert find_fault(typed("CentredByType", hidden=8)) is None
 
 
 def test_running_statistics_are_those_of_the_rows_of_a_type() -> None:
     """After a pass of training, and the state dict loads into the user's own class, whose widths are not known yet."""
-    model = config("hetero_of")
+    model = typed("hetero_of")
     data = prepared(small_graph(), model)
     ours = model.on(data.edge_sizes).build(data.num_features, 3, seed=3).double()
     for each in ours.modules():

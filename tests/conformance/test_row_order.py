@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from composing import PRESETS, configured, names
 from gnnpar.cli import check
@@ -19,12 +18,11 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.links import Link
 from gnnpar.data.synthetic import SBM
 from gnnpar.data.tasks import Labels
-from gnnpar.folds.block import Block
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.needs import orders_rows, refuse_row_order
-from gnnpar.partition.row_order import BLOCK_ROWS, fetches, in_order, permuted
-from gnnpar.partition.shard import Shard, cut
+from gnnpar.partition.row_order import BLOCK_ROWS, fetches, in_order
+from gnnpar.partition.shard import cut
 from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import Job, Outcome, graph_for, make_job, merge_ranks, relative_error, small_graph
 from gnnpar.verify.differences import rounding
@@ -32,7 +30,6 @@ from graphs import with_edge_data, with_weights
 from outcomes import assert_equal
 
 SMALL = ("model.hidden=8", "model.num_layers=3")
-ALL = with_edge_data(small_graph(), types=3, width=2)
 MODELS: dict[str, tuple[tuple[str, ...], Dataset]] = {
     "gcn": ((), with_weights(small_graph())),
     "sage": (("model.aggregator=max",), small_graph()),
@@ -137,31 +134,6 @@ def test_what_can_be_in_any_order_says_so() -> None:
     with pytest.raises(ValueError, match="row_order=metis: strategy=sar reads rows by their ascending ids"):
         refuse_row_order(configured("strategy", "sar"), "metis", Labels(), {"strategy": "sar"})
     refuse_row_order(configured("strategy", "sar"), "auto", Labels(), {})
-
-
-def table(shard: Shard, block: Block) -> Tensor:
-    """A row an edge: its ends, its type and its id."""
-    assert block.src_ids is not None and block.types is not None and block.edge_ids is not None
-    return torch.stack(
-        [shard.node_ids[block.edge_dst], block.src_ids[block.indices.long()], block.types, block.edge_ids]
-    ).T
-
-
-def test_every_edge_and_row_is_where_it_was_by_its_ids() -> None:
-    """Of weights, types, ids and attributes, inner edges and those of halos."""
-    part_of = torch.arange(ALL.num_nodes) % 3
-    for shard in cut(ALL, part_of, 3, edge_ids=True):
-        order = torch.randperm(shard.num_inner, generator=torch.Generator().manual_seed(0))
-        other = permuted(shard, order)
-        assert torch.equal(other.node_ids, shard.node_ids[order]) and torch.equal(other.x, shard.x[order])
-        assert other.inner.src_ids is not None and torch.equal(other.inner.src_ids, other.node_ids)
-        blocks = [(shard.inner, other.inner), *((block, other.halo[peer]) for peer, block in shard.halo.items())]
-        for given, found in blocks:
-            mine, theirs = table(other, found), table(shard, given)
-            key, known = mine[:, 3].argsort(), theirs[:, 3].argsort()
-            assert torch.equal(mine[key], theirs[known])
-        for peer, index in shard.boundary.items():
-            assert torch.equal(other.node_ids[other.boundary[peer]], shard.node_ids[index])
 
 
 def test_auto_orders_what_has_no_order_and_leaves_what_has() -> None:

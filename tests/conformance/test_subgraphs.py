@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch_geometric.utils import subgraph
 
 from composing import configured
 from conformance.test_cofree import PLAIN, of_dense
+from conformance.test_exact import UNIFORM
 from conformance.test_minibatch import shard_of
 from gnnpar.folds.aggregator import ByBlock
 from gnnpar.folds.generic import Generic
@@ -30,15 +30,12 @@ from gnnpar.parallel.sampling.replica import Replica
 from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of
-from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
 from gnnpar_kernels import fold_key
-from outcomes import assert_passed
 
 CLUSTERS = Minibatch(sampler="cluster", clusters=6, clusters_per_batch=6, normalize="subgraph")
 SAINT = Minibatch(sampler="saint", batch_size=30)
 ALONE = Shared("graph", seed=1, rank=0, ranks=1)
-UNIFORM = Minibatch(sampler="uniform", clusters=6, clusters_per_batch=3, normalize="subgraph")
-LIMITS = {"cluster": Minibatch(sampler="cluster"), "saint": Minibatch(sampler="saint"), "uniform": UNIFORM}
 
 
 def replica() -> tuple[Replica, Tensor]:
@@ -230,12 +227,6 @@ def test_a_fold_that_cannot_count_an_edge_more_than_once_is_refused_where_edges_
     assert sub.weights is not None
     with pytest.raises(ValueError, match=r"fold Own cannot count an edge more than once.*normalize=subgraph"):
         SampledGraph(sub, Pass(0), hops=1).aggregate(cast(Any, Own()), (x[sub.node_ids],))
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize(("sampler", "model"), product(LIMITS, ["gcn", "sage_max", "gat"]))
-def test_the_whole_graph_as_one_batch_is_the_single_device(sampler: str, model: str) -> None:
-    assert_passed(check(LIMITS[sampler], {model: configured("model", model, "model.hidden=8")}, worlds=(1, 2)))
 
 
 @pytest.mark.parametrize("sampler", ["cluster", "uniform"])

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.transforms import VirtualNode
 
-from composing import READS_ALL_NODES, WORLDS, configured, names, rest_slow
+from composing import READS_ALL_NODES, configured, names, rest_slow
 from conformance.plain_loop import CLASSES, WIDTH, graph, plain, train, verdict
+from conformance.test_exact import NORMED
 from conformance.whole_nets import REFUSED, ROWS
 from gnnpar.comm import MessageTag, ThreadWorld
 from gnnpar.folds.sum import Sum
@@ -36,7 +37,7 @@ WHOLE = {
 }
 ELSEWHERE = [("single", 1), ("graph_parallel", 2), ("sar", 2), ("feature", 2), ("cagnet", 2), ("halo=cover", 4)]
 QUICK = {"linear attention", "max pool", "columns", "standard", "clusters", "aggregation", "GraphNorm", "InstanceNorm"}
-QUICK |= {"attention over a node's hops", "shadowed attention", "equal entries"}
+QUICK |= {"attention over a node's hops", "shadowed attention", "equal entries", "each row alone"}
 
 
 def built(target: str, kwargs: Mapping[str, object]) -> nn.Module:
@@ -119,22 +120,13 @@ def test_virtual_node_is_a_node_like_others():
     assert str(verdict(target, kwargs, data, "graph_parallel", 4, due, seed=0)) == "equal"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("step", REFUSED)
 def test_what_is_not_carried_is_refused_by_name(step):
-    kwargs, line = {"step": step}, REFUSED[step]
-    found = judged(NET, kwargs, "graph_parallel", 4)
-    assert found.startswith("refused") and line in found
-    assert judged(NET, kwargs, "single", 1) == "equal"
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("net", ["Han", "NormsByType"])
-def test_rows_by_type(net):
-    model = PyG(target=f"conformance.whole_nets.{net}", kwargs={"hidden": 8}, self_loops=False)
-    cases = check(GraphParallel(), {"pyg": model}, worlds=WORLDS)
-    assert [(c.reference, c.world) for c in cases] == [("PyG", 1), *(("single device", w) for w in WORLDS)]
-    assert all(case.passed for case in cases), cases
+    found = judged(NET, {"step": step}, "graph_parallel", 4)
+    assert re.match(r"refused model=pyg: (net\S*|the model) .*set world_size=1", found)
+    assert REFUSED[step] in found
+    assert judged(NET, {"step": step}, "single", 1) == "equal"
 
 
 def test_check_says_what_reads_the_whole_graph_and_finds_no_fault():
@@ -240,7 +232,6 @@ def test_ends_that_a_graph_transformer_does_not_have_are_refused(override, line)
         configured("model", "sgformer", override).build(6, 3, seed=0)
 
 
-NORMED = configured("model", "sage", "model.hidden=8", "model.norm=batch")
 NEVER = ["gnnpipe", "hybrid", "minibatch", "cofree"]
 GRAPH_NORM = PyG(target=NET, kwargs={"step": "GraphNorm"}, self_loops="keep")
 

@@ -83,16 +83,6 @@ class Deep(nn.Module):
         return self.head(self.layer(self.first(x), edge_index))
 
 
-class NormOfHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.norm, self.head = pyg.GATConv(8, 3, heads=2), nn.BatchNorm1d(2), nn.Linear(6, 3)
-
-    def forward(self, x, edge_index):
-        h = self.a(x, edge_index)
-        return self.head(self.norm(h.view(len(h), 2, -1)).flatten(1))
-
-
 class KeepsAttention(nn.Module):
     def __init__(self):
         super().__init__()

@@ -41,6 +41,15 @@ STEPS: dict[str, Step] = {  # of rows between two convolutions; lin is a layer o
         h + h.relu().max(0).values + h.relu().max(0).indices.to(h.dtype) / 9 + h.relu().amin(0)
     ),
     "ones without a mark": lambda h, lin: h + torch.einsum("nd,n->d", h, torch.ones(len(h), dtype=h.dtype)) / 9,
+    "PairNorm by hand": lambda h, lin: (h - h.mean(0)) / (1e-6 + (h - h.mean(0)).pow(2).sum(1).mean()).sqrt(),
+    "deviation": lambda h, lin: h / (1 + h.std(0)),
+    "norm of all": lambda h, lin: h / h.norm(),
+    "each row alone": lambda h, lin: (
+        F.normalize(h, dim=1)
+        + h.softmax(1)
+        + (h.view(len(h), 2, 4).softmax(1) * h.view(len(h), 2, 4)).flatten(1)
+        + h / (1 + h.abs().amax(1, keepdim=True))
+    ),
 }
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "GraphNorm": lambda: pyg.GraphNorm(8),
@@ -55,22 +64,46 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
     "shadowed attention": lambda: shadowed(),
 }
 ROWS = (*STEPS, *NORMS)
-REFUSED = {  # how, and what the line says
-    "running": "net.norm mixes rows",
-    "number": "depends on how many rows there are",
-    "first row": "mixes rows",
-    "cumulative": "mixes rows",
-    "all pairs": "mixes rows",
-    "order": "mixes rows",
-}
 NORMS["running"] = lambda: pyg.InstanceNorm(8, track_running_stats=True)
-STEPS |= {
+
+
+class _Scaled(torch.autograd.Function):
+    """The forward is local to rows, the backward is not."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] / grads[0].norm()
+
+
+def _top(h: Tensor) -> Tensor:
+    return h * torch.zeros(len(h)).index_fill(0, h.sum(1).topk(min(5, len(h))).indices, 1.0)[:, None].to(h.dtype)
+
+
+MIXING: dict[str, Step] = {  # rows depend on others otherwise than by sums and maxima
     "number": lambda h, lin: h / len(h),
     "first row": lambda h, lin: h + h[0],
     "cumulative": lambda h, lin: h.cumsum(0) / 9,
     "all pairs": lambda h, lin: (h @ h.t()).softmax(1) @ h,
+    "scaled dot products": lambda h, lin: h + F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
     "order": lambda h, lin: h[h[:, 0].argsort()],
+    "sorted": lambda h, lin: h + h.sort(0).values,
+    "best rows": lambda h, lin: _top(h),
+    "median": lambda h, lin: h - h.median(0).values,
+    "flip": lambda h, lin: h + h.flip(0),
+    "roll": lambda h, lin: h + h.roll(1, 0),
+    "positions": lambda h, lin: h + torch.sin(torch.arange(len(h), dtype=h.dtype))[:, None],
+    "scaled gradient": lambda h, lin: _Scaled.apply(h),  # type: ignore[return-value]
 }
+REFUSED = {  # what the line says
+    "running": "net.norm mixes rows",
+    **dict.fromkeys(MIXING, "mixes rows"),
+    **dict.fromkeys(("number", "positions"), "depends on how many rows there are"),
+}
+STEPS |= MIXING
 
 
 class Hops(nn.Module):

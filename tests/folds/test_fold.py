@@ -13,6 +13,7 @@ from gnnpar.folds.generic import Generic
 from gnnpar.folds.max import Max
 from gnnpar.folds.softmax import Softmax, SoftmaxDot, SoftmaxV2
 from gnnpar.folds.sum import Sum
+from gnnpar.folds.wrapped import TypeFilteredFold
 from gnnpar_kernels import keep_mask
 
 N, M, H, D = 12, 9, 2, 3
@@ -103,23 +104,14 @@ def _operands(name, num_edges, gen):
     return Operands((rand(M, H, D),), (rand(N, H, D),), (rand(num_edges, H, D),), (rand(H, D), rand(H, D)))
 
 
-def _blocks(src, dst, row_group, column_group):
+def _blocks(src, dst, row_group, column_group, types=None):
     """Rectangles of rows x columns; some may be empty. Yields (block, positions of its edges)."""
     for r in range(int(row_group.max()) + 1):
         for c in range(int(column_group.max()) + 1):
             edges = ((row_group[dst] == r) & (column_group[src] == c)).nonzero().flatten()
-            yield (
-                Block.from_edges(
-                    dst[edges],
-                    src[edges],
-                    num_dst=N,
-                    num_src=M,
-                    src_ids=torch.arange(M) * 3,
-                    edges=EdgeData(edges),
-                    compress=r > 0,
-                ),
-                edges,
-            )
+            data, src_ids = EdgeData(edges, type=None if types is None else types[edges]), torch.arange(M) * 3
+            sizes = {"num_dst": N, "num_src": M}
+            yield Block.from_edges(dst[edges], src[edges], **sizes, src_ids=src_ids, edges=data, compress=r > 0), edges
 
 
 def _run(agg, x, blocks, order, grad_out):
@@ -383,6 +375,24 @@ def test_a_fold_that_takes_blocks_does_not_ask_for_whole_neighborhoods(name):
         even = whole.indices % 2 == 0
         pieces = [(whole.restrict(keep), edges[keep]) for keep in (even, ~even)]
     torch.testing.assert_close(_run(agg, x, pieces, [0, 1], grad_out), _run(agg, x, blocks, [0], grad_out))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["sum", "max", "softmax", "generic"])
+def test_a_fold_over_one_type_is_the_fold_without_the_other_edges(name, number):
+    """Block by block, gradients included; no edge has type 3."""
+    agg, gen = AGGREGATORS[name], torch.Generator().manual_seed(6)
+    src, dst, types = (torch.randint(0, n, (40,), generator=gen) for n in (M, N, 3))
+    dst, x, grad_out = dst.sort().values, _operands(name, 40, gen), torch.randn(N, H, D, generator=gen).double()
+    alone = (types == number).nonzero().flatten()
+    for rows, columns in ((1, 1), (2, 3)):
+        groups = torch.arange(N) % rows, torch.arange(M) % columns
+        blocks = list(_blocks(src, dst, *groups, types))
+        others = [(block, alone[edges]) for block, edges in _blocks(src[alone], dst[alone], *groups)]
+        out, grads = _run(TypeFilteredFold(agg, number), x, blocks, range(len(blocks)), grad_out)
+        expected, wanted = _run(agg, x, others, range(len(others)), grad_out)
+        assert torch.equal(out, expected)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(grads, wanted, strict=True))
 
 
 @pytest.mark.parametrize(

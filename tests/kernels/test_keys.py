@@ -7,6 +7,7 @@ import gnnpar_kernels as kernels
 from gnnpar_kernels import fold_key
 from gnnpar_kernels.dispatch import choose, functions_of
 from gnnpar_kernels.hashing import key_tensor
+from kernels.attention import DOT, GAT, V2, inputs, run
 
 KEYS = (0, 1, 2**31, 2**63, 2**64 - 1, fold_key(0, 1, 2))
 
@@ -33,31 +34,16 @@ def test_another_key_in_the_same_place_is_another_mask(body):
         assert torch.equal(body.keep_mask(ids, 9, p=0.5, key=words), body.keep_mask(ids, 9, p=0.5, key=key))
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("branch", [False, True])
-def test_attention(body, kit, branch):
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(("kind", "more"), [(GAT, {}), (GAT, {"branch": True}), (V2, {}), (DOT, {})], ids=str)
+def test_attention(body, kit, kind, more):
     graph = kit.degree_graph()
-    x, a_src, a_dst, y, a = (torch.randn(n, *s) for n, *s in ((60, 2, 8), (60, 2), (9, 2), (9, 2, 8), (2, 8)))
-    grad_out, order = torch.randn(9, 2, 8), torch.argsort(graph.forward.indices, stable=True)
-    found = []
-    for key in (KEYS[-1], key_tensor(KEYS[-1])[0]):
-        drop, csr, ids = (0.4, key), graph.forward[:2], {"edge_ids": graph.forward.edge_ids}
-        how = {"slope": 0.2, "num_rows": 9, "drop": drop, **ids}
-        state = body.attend(*csr, x, a_src, a_dst, **how, branch=branch)
-        state = body.attend(*csr, x * 2, a_src, a_dst, **how, branch=branch, state=state)
-        out, lse, *more = body.attend_finish(state)
-        ends = (x, a_src, a_dst, out, lse, grad_out)
-        grads = body.attend_grad(graph.forward, graph.reverse, *ends, slope=0.2, drop=drop)
-        v2 = body.attend_finish(body.attend_v2(*csr, x, y, a, **how))
-        delta = body.row_dots(v2[0], grad_out, dtype=v2[1].dtype)
-        sides = (graph.forward, graph.reverse, order, x, y, a, v2[1], grad_out, delta)
-        found.append((out, lse, *more, *grads, *v2, *body.attend_v2_grad(*sides, slope=0.2, drop=drop)))
-        dot = body.attend_finish(body.attend_dot(*csr, x, 2 * x, y, num_rows=9, drop=drop, **ids))
-        delta = body.row_dots(dot[0], grad_out, dtype=dot[1].dtype)
-        sides = (graph.forward, graph.reverse, order, x, 2 * x, y, dot[1], grad_out, delta)
-        found[-1] += (*dot, *body.attend_dot_grad(*sides, drop=drop))
-    for by_number, by_tensor in zip(*found, strict=True):
-        assert torch.equal(by_number, by_tensor)
+    operands, grad_out = inputs(kind, graph, 2, 8, dtype=torch.float32)
+    by_number, by_tensor = (
+        run(kind, body, graph, kit.cut(graph, 2), operands, grad_out, (0.4, key), **more)
+        for key in (KEYS[-1], key_tensor(KEYS[-1])[0])
+    )
+    assert all(torch.equal(*both) for both in zip(by_number, by_tensor, strict=True))
 
 
 def test_ops_take_both(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -18,16 +17,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "kernels"))
 
 from bench.ahead import variants
 from composing import configured
+from engines import Rank, on_ranks
 from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.engine import FlatEngine
 from gnnpar.parallel.local import KeyTable
-from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import Job, graph_for, make_job, small_graph
 from gnnpar_kernels import triton_tasks
 from gnnpar_kernels.triton_tuning import interpreting
+from graphs import of_edges
 from interpreter import patch_once_a_launch
 
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32"}
@@ -103,8 +100,7 @@ def _graph() -> Dataset:
     ends = torch.stack([torch.arange(25), torch.full((25,), 3)])
     edges = torch.cat([data.edge_index, ends, ends.flip(0)], dim=1)
     edges = edges[:, torch.argsort(edges[1] * data.num_nodes + edges[0], stable=True)]
-    masks = data.train_mask, data.val_mask, data.test_mask
-    return Dataset.of("hubs", x=data.x, y=data.y, edge_index=edges, masks=masks, num_classes=3, task="single_label")
+    return of_edges(data, edges)
 
 
 @pytest.mark.quick(2)
@@ -125,19 +121,10 @@ def test_so_is_what_a_captured_epoch_launches(monkeypatch, model, precision):
     job = _job("graph_parallel", 2, "", model, "model.attention_dropout=0.2", precision)
     launched = _noted(monkeypatch)
 
-    def rank(comm):
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        given = job.dataset if comm.rank == 0 else None
-        shard = Shard.open(given, job.plan.part_of, comm, edge_ids=job.model.needs_edge_ids).to(comm.device, job.dtype)
-        engine = job.strategy.build(
-            BuildContext(
-                plan=job.plan, shard=shard, model=copy.deepcopy(job.model).float(), task=task, comm=comm, seed=0
-            )
-        )
-        assert isinstance(engine, FlatEngine)
-        engine.launch_epoch(0, _NoStep(), KeyTable(0, comm.device))
+    def launch(rank: Rank) -> None:
+        rank.engine.launch_epoch(0, _NoStep(), KeyTable(0, rank.shard.x.device))
 
-    ThreadWorld(2).run(rank)
+    on_ranks(job, launch)
     _assert_compiled(launched)
     keyed = [dict(arguments) for _, _, arguments in launched if dict(arguments).get("k0") == "*i32"]
     assert len(keyed) >= 3, "a fold, and its gradients by both sides"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from gnnpar_kernels import spmm
 from gnnpar_kernels import triton_tasks as tasks
 from gnnpar_kernels.cpu_bags import bag, weighted_sums
 from gnnpar_kernels.extremum.cpu import extremum
@@ -138,15 +137,6 @@ def test_no_edges(body, num_rows, num_src, dtype):
     assert not out.any()
 
 
-def test_reverse_product_is_the_gradient(kit, body):
-    graph = kit.degree_graph()
-    x = torch.randn(graph.num_src, 6, dtype=torch.float64, requires_grad=True)
-    grad_out = torch.randn(graph.num_dst, 6, dtype=torch.float64)
-    (expected,) = torch.autograd.grad(torch.zeros_like(grad_out).index_add(0, graph.dst, x[graph.src]), x, grad_out)
-    actual = body.spmm(graph.reverse.indptr, graph.reverse.indices, grad_out, num_rows=graph.num_src)
-    kit.assert_near(actual, expected, tolerance=1e-13)
-
-
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("width", [1, 8, 47])
 def test_weighted_sums_equal_dense_product(kit, body, cut_rows, width, dtype):
@@ -179,13 +169,6 @@ def test_weights_of_compressed_blocks(kit, body, block, monkeypatch):
     ones = torch.ones_like(weight_of)
     plain = body.spmm(*graph.forward[:2], x, num_rows=graph.num_dst)
     kit.assert_near(body.spmm(*graph.forward[:2], x, num_rows=graph.num_dst, weights=ones), plain, tolerance=1e-13)
-
-
-def test_public_name_takes_the_cpu_body(kit):
-    graph = kit.degree_graph()
-    x = torch.randn(graph.num_src, 8)
-    args = graph.forward.indptr, graph.forward.indices, x
-    assert torch.equal(spmm(*args, num_rows=graph.num_dst), cpu.spmm(*args, num_rows=graph.num_dst))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

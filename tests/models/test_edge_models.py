@@ -1,112 +1,108 @@
-"""gnnpar's own models that read edge_attr: PyG's layers with the same weights, and themselves under strategies."""
+"""Models that read types or attributes of edges: their prices, their programs, and what they refuse."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch_geometric import nn as pyg
 
 from composing import configured
-from gnnpar.models.gine import GINEConv
-from gnnpar.models.initial import draw_glorot
-from gnnpar.models.transformer import TransformerConv
+from conformance.test_edge_data import ACROSS, HETERO, HGT_2, TYPED, WITHIN
+from gnnpar.folds.edge_data import EdgeSizes
+from gnnpar.models.rgat import RGAT
+from gnnpar.models.rgcn import RGCN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.planner.extract import record
-from gnnpar.verify.conformance import check, small_graph
-from gnnpar.verify.edges import WIDTH, with_edge_data
+from gnnpar.training.result.export import Plain, traced
+from gnnpar.verify.conformance import small_graph, train_in_threads
+from outcomes import refused
 
-IN, OUT, HEADS = 6, 8, 2
-
-
-def gine(edge_dim: int) -> tuple[nn.Module, Any]:
-    network = nn.Sequential(nn.Linear(IN, 7), nn.ReLU(), nn.Linear(7, OUT))
-    return GINEConv(IN, OUT, hidden=7, edge_dim=edge_dim), pyg.GINEConv(network, train_eps=True, edge_dim=edge_dim)
-
-
-def transformer(edge_dim: int, *, average: bool, gated: bool) -> tuple[nn.Module, Any]:
-    ours = TransformerConv(IN, OUT, heads=HEADS, average=average, attention_dropout=0.0, gated=gated, edge_dim=edge_dim)
-    width = OUT if average else OUT // HEADS
-    dim = edge_dim or None
-    return ours, pyg.TransformerConv(IN, width, heads=HEADS, concat=not average, beta=gated, edge_dim=dim)
-
-
-LAYERS = {
-    "gine": lambda dim: gine(dim),
-    "transformer": lambda dim: transformer(dim, average=False, gated=False),
-    "transformer, gated": lambda dim: transformer(dim, average=False, gated=True),
-    "transformer, averaged": lambda dim: transformer(dim, average=True, gated=True),
-}
-NAMES = {
-    "inside": "nn.0",
-    "outside": "nn.2",
-    "query": "lin_query",
-    "key": "lin_key",
-    "value": "lin_value",
-    "skip": "lin_skip",
-    "gate": "lin_beta",
-}
-
-
-def pairs(ours: nn.Module, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parameters of ours and PyG's, by name."""
-    others = dict(theirs.named_parameters())
-    for name, mine in ours.named_parameters():
-        head, _, leaf = name.partition(".")
-        to = {**NAMES, "edges": "lin" if isinstance(theirs, pyg.GINEConv) else "lin_edge"}
-        yield mine, others.pop("eps" if head == "eps" else f"{to[head]}.{leaf}")
-    for name, other in others.items():
-        assert name == "lin_key.bias", "which no result depends on"
-        nn.init.zeros_(other)
-
-
-@pytest.mark.parametrize(("layer", "edge_dim"), [*((layer, WIDTH) for layer in LAYERS), ("transformer, gated", 0)])
-def test_equals_pyg(layer: str, edge_dim: int) -> None:
-    data = with_edge_data(small_graph(), {"attr"} if edge_dim else set())
-    shard = cut(data, torch.zeros(data.num_nodes).long(), 1, edge_ids=True)[0]
-    view = WholeGraph(shard.to(torch.device("cpu"), torch.float64), Pass(0))
-    ours, theirs = (each.double() for each in LAYERS[layer](edge_dim))
-    draw_glorot(ours, 5)
-    matched = list(pairs(ours, theirs))
-    with torch.no_grad():
-        for mine, other in matched:
-            if mine.ndim < 2:
-                mine.copy_(torch.linspace(-0.5, 0.5, mine.numel(), dtype=torch.float64).view_as(mine))
-            other.copy_(mine.view_as(other))
-    x = torch.randn(data.num_nodes, IN, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    x.requires_grad_()
-    attr = () if not edge_dim else (view.edge_attr,)
-    got, want = ours(view, x), theirs(x, data.edge_index, *attr)
-    assert torch.allclose(got, want, rtol=1e-9, atol=1e-12)
-    mine = torch.autograd.grad(got.square().sum(), [x, *(a for a, _ in matched)])
-    wanted = torch.autograd.grad(want.square().sum(), [x, *(b for _, b in matched)])
-    for a, b in zip(mine, wanted, strict=True):
-        assert torch.allclose(a, b.view_as(a), rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("model", ["gine", "transformer"])
-def test_attributes_that_are_not_there_are_a_line(model: str) -> None:
-    data = small_graph()
-    config = configured("model", model, f"model.edge_dim={WIDTH}")
-    with pytest.raises(ValueError, match=r"model\.edge_dim=3, but edge_attr of the dataset has width 0"):
-        config.on(data.edge_sizes)
-    shard = cut(data, torch.zeros(data.num_nodes).long(), 1, edge_ids=True)[0]
-    with pytest.raises(ValueError, match="reads 3 attributes of each edge, and the graph has none"):
-        config.build(6, 3, seed=0)(WholeGraph(shard, Pass(0)), shard.x)
+TYPES, KINDS, RELATIONS, WIDTH = 3, 3, 5, 3
 
 
 @pytest.mark.parametrize("model", ["gine", "transformer"])
 def test_the_planner_sees_what_edges_carry(model: str) -> None:
     plain, wide = (configured("model", model, f"model.edge_dim={dim}").build(6, 3, seed=0) for dim in (0, WIDTH))
-    ir = record(wide, 6)
-    assert [fold.edge for i in range(2) for fold in ir.folds(i)] == [(WIDTH,)] * 2
-    assert [fold.edge for i in range(2) for fold in record(plain, 6).folds(i)] == [()] * 2
+    for net, edge in ((wide, (WIDTH,)), (plain, ())):
+        ir = record(net, 6)
+        assert [fold.edge for i in range(2) for fold in ir.folds(i)] == [edge] * 2
 
 
-def test_attention_dropout_is_keyed_by_edge() -> None:
-    config = configured("model", "transformer", "model.hidden=8", "model.attention_dropout=0.4")
-    (case,) = check(configured("strategy", "graph_parallel"), {"transformer": config}, worlds=(3,))
-    assert case.passed
+@pytest.mark.parametrize(
+    ("config", "sizes", "fold"),
+    [
+        (replace(ACROSS, num_relations=TYPES), 6, ("Generic", (6,), 8)),
+        (replace(WITHIN, num_relations=TYPES), 6, ("Generic", (6,), 8 * TYPES)),
+        (replace(HGT_2, num_relations=RELATIONS), 9, ("Generic", (8, 8), 8)),
+    ],
+)
+def test_the_planner_sees_the_rows(config: Any, sizes: int, fold: Any) -> None:
+    """Of rgat the results, of hgt keys and values."""
+    model = config.build(sizes, 3, seed=0)
+    (found,) = record(model, sizes).folds(0)
+    assert (found.kind, found.src, found.out) == fold
+    assert config.__class__ is not HGT_2.__class__ or model.activation_widths(1) == (8, KINDS)
+
+
+def test_programs_hold_one_relation() -> None:
+    one = ACROSS.on(EdgeSizes()).build(6, 3, seed=0)
+    x = torch.randn(TYPED.num_nodes, 6)
+    assert torch.allclose(traced(one).module()(x, TYPED.edge_index), Plain(one)(x, TYPED.edge_index), atol=1e-6)
+
+
+def without_attributes(model: str) -> None:
+    data = small_graph()
+    shard = cut(data, torch.zeros(data.num_nodes).long(), 1, edge_ids=True)[0]
+    configured("model", model, f"model.edge_dim={WIDTH}").build(6, 3, seed=0)(WholeGraph(shard, Pass(0)), shard.x)
+
+
+TYPES_LINE = "num_relations=2, but the edges of the dataset have {} types"
+CANNOT: list[tuple[Callable[[], object], str]] = [
+    (lambda: RGCN(num_relations=2).on(TYPED.edge_sizes), TYPES_LINE.format(3)),
+    (lambda: RGAT(num_relations=2).on(TYPED.edge_sizes), TYPES_LINE.format(3)),
+    (lambda: replace(HGT_2, num_relations=2).on(HETERO.edge_sizes), TYPES_LINE.format(5)),
+    (lambda: RGCN(num_bases=2, num_blocks=2), "exclude each other"),
+    (lambda: RGAT(num_bases=2, num_blocks=2), "exclude each other"),
+    (
+        lambda: RGCN(num_blocks=4, hidden=8).on(TYPED.edge_sizes).build(6, 3, seed=0),
+        "num_blocks=4 does not divide the widths of a layer, 6 and 8",
+    ),
+    (
+        lambda: train_in_threads(configured("strategy", "feature"), ACROSS, TYPED, world=2),
+        "Generic of layer 0 separates by neither",
+    ),
+    (
+        lambda: HGT_2.build(3, 3, seed=0),
+        "num_node_types=3 reads so many columns at the end of .* which there are 3",
+    ),
+    (
+        lambda: replace(HGT_2, hidden=9).build(9, 3, seed=0),
+        "hidden=9 does not divide into model.heads=2 heads: use hidden=10",
+    ),
+    *(
+        (lambda given=given: traced(given[0].on(given[1]).build(given[2], 3, seed=0)), "has no form in plain torch")
+        for given in ((HGT_2, EdgeSizes(types=2), 9), (ACROSS, TYPED.edge_sizes, 6))
+    ),
+    *(
+        (
+            lambda model=model: configured("model", model, f"model.edge_dim={WIDTH}").on(small_graph().edge_sizes),
+            r"model\.edge_dim=3, but edge_attr of the dataset has width 0",
+        )
+        for model in ("gine", "transformer")
+    ),
+    *(
+        (lambda model=model: without_attributes(model), "reads 3 attributes of each edge, and the graph has none")
+        for model in ("gine", "transformer")
+    ),
+]
+
+
+@pytest.mark.parametrize(("run", "line"), CANNOT)
+def test_what_cannot_run_is_refused_in_one_line(run: Callable[[], object], line: str) -> None:
+    with refused(line):
+        run()

@@ -1,28 +1,29 @@
 """What all models share: equal starts, sensible refusals, dropout that is keyed."""
 
+import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.nn import models
 
 from composing import configured, names
+from engines import on_ranks
 from gnnpar import files
-from gnnpar.comm import ThreadWorld
-from gnnpar.data.tasks import make_task
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
+from gnnpar.models.initial import construct
 from gnnpar.models.pairs import with_scorer
+from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN, Matrices
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import LocalRows, Pass
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import Workload
 from gnnpar.parallel.whole import WholeGraph
-from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import cut
-from gnnpar.placement import Topology
-from gnnpar.verify.conformance import small_graph, train_in_threads
+from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
 
 
 def whole(data=None):
@@ -107,6 +108,7 @@ def test_layers_know_their_parameters():
         ("gin", "model.order=transform_first", "GIN transforms the sum. Use order=auto or order=aggregate_first"),
         ("sage_max", "model.order=transform_first", "a maximum does not commute with a matrix"),
         ("gcnii", "model.order=transform_first", "GCNII adds the initial rows between fold and matrix"),
+        ("gcn", "model.jump=cat", "model.jump=cat gives rows of model.hidden to a decoder"),
     ],
 )
 def test_impossible_shapes_are_one_clear_line(model, override, text):
@@ -148,16 +150,9 @@ def test_dropout_gradient_is_the_mask():
 
 
 def test_a_flat_engine_saves_and_restores_itself():
-    data = small_graph()
-    task = make_task(data.task, data.num_classes)
     config = configured("model", "gcn", "model.hidden=8")
-    (comm,) = ThreadWorld(1).communicators()
-
-    def engine(seed):
-        model, plan = config.build(6, 3, seed=seed), Single().plan(Workload(data, Random(), 2), Topology(1))
-        return Single().build(BuildContext(plan=plan, shard=whole(data), model=model, task=task, comm=comm, seed=0))
-
-    one, other = engine(1), engine(2)
+    jobs = [make_job(Single(), config, small_graph(), world=1, seed=seed) for seed in (1, 2)]
+    (one,), (other,) = (on_ranks(job, lambda rank: rank.engine) for job in jobs)
     assert not torch.equal(one.predict(), other.predict())
     other.load_state_dict(one.state_dict())
     assert torch.equal(one.predict(), other.predict())
@@ -171,12 +166,62 @@ def test_deep_models_train():
         assert losses[-1] < 0.99 * losses[0]
 
 
-def test_decoder_and_relations_beyond_memory_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_decoder_and_relations_beyond_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = GCN().build(4, 1000, seed=0)
     monkeypatch.setattr(files, "memory_bytes", lambda: 10**6)
     with pytest.raises(ValueError, match="a decoder of width 1000 needs"):
         with_scorer(model, "mlp", 0)
     with pytest.raises(ValueError, match="a layer of 4294967296 types of edges needs"):
         Matrices.drawn(RGCN(num_relations=1 << 32, num_bases=1), 4, 4)
+
+
+@pytest.mark.parametrize("jump", ["last", "cat", "max"])
+def test_jumping_knowledge_is_pygs(jump):
+    """GraphSAGE of PyG with the same weights, in fp64."""
+    fields = ("model.hidden=8", "model.num_layers=3", "model.decoder=linear", f"model.jump={jump}")
+    ours = configured("model", "sage", *fields).build(6, 3, seed=0).double()
+    theirs: Any = models.GraphSAGE(6, 8, 3, 3, jk=jump).double()
+    with torch.no_grad():
+        for layer, conv in zip(ours.layers, theirs.convs, strict=True):
+            conv.lin_l.weight.copy_(layer.conv.neighbours)
+            conv.lin_l.bias.copy_(layer.conv.own.bias)
+            conv.lin_r.weight.copy_(layer.conv.own.weight)
+        theirs.lin.weight.copy_(ours.decoder.weight)
+        theirs.lin.bias.copy_(ours.decoder.bias)
+    shard = whole().to(torch.device("cpu"), torch.float64)
+    mine, wanted = ours(WholeGraph(shard, Pass(0)), shard.x), theirs(shard.x, small_graph().edge_index)
+    assert torch.allclose(mine, wanted, rtol=1e-9, atol=1e-12)
+    (gradient,) = torch.autograd.grad(mine.square().sum(), [ours.layers[0].conv.neighbours])
+    (theirs_too,) = torch.autograd.grad(wanted.square().sum(), [theirs.convs[0].lin_l.weight])
+    assert torch.allclose(gradient, theirs_too, rtol=1e-9, atol=1e-12)
+
+
+def test_what_jumping_knowledge_reads_travels_through_pipelines():
+    cat, largest = (configured("model", "gcnii", "model.hidden=8", f"model.jump={each}") for each in ("cat", "max"))
+    assert [len(cat.build(6, 3, seed=0).activation_widths(i)) for i in range(4)] == [2, 2, 3, 4]
+    assert [len(largest.build(6, 3, seed=0).activation_widths(i)) for i in range(4)] == [2, 2, 3, 3]
+
+
+def test_a_rank_that_looks_at_a_model_does_not_change_the_weights_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are threads share torch's generator."""
+    expected = construct(lambda: nn.Linear(3, 3), seed=0).weight
+    looking, made, make = threading.Event(), threading.Event(), PyG._make
+
+    def slow(self: PyG, *widths: object) -> nn.Module:
+        net = make(self, *widths)  # type: ignore[arg-type]
+        looking.set()
+        made.wait(0.2)  # what holds the generator is waited for, so that this ends by itself
+        return net
+
+    monkeypatch.setattr(PyG, "_make", slow)
+    other = threading.Thread(target=lambda: PyG(target="torch_geometric.nn.GCNConv").edge_data)
+
+    def drawn_last() -> nn.Linear:
+        made.set()
+        other.join()  # had it begun before, it would now give back the generator's state of then
+        return nn.Linear(3, 3)
+
+    other.start()
+    assert looking.wait(60)
+    weight = construct(drawn_last, seed=0).weight
+    assert torch.equal(weight, expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from composing import configured, settings_of
 from gnnpar.cli.main import run
 from gnnpar.models.dense import dense
+from gnnpar.models.gnn import ModelSource
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.factors import FactorEngine, watch
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.verify.conformance import small_graph, train_in_threads
+from gnnpar.verify.conformance import Outcome, small_graph, train_in_threads
 
 FACTORS = GraphParallel(reduce="factors")
 
@@ -33,25 +34,30 @@ def test_they_equal_the_single_device(all_weights: None) -> None:
     assert run("check", words) == 0
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gin", "transformer", "gcnii"])
-def test_every_model_gives_the_gradients_of_the_sum(all_weights: None, model: str) -> None:
-    config = configured("model", model, "model.hidden=8", "model.num_layers=3")
-    mine, theirs = (train_in_threads(each, config, small_graph(), world=3) for each in (FACTORS, GraphParallel()))
-    assert mine.losses == pytest.approx(theirs.losses, rel=1e-12)
+def by_both(config: ModelSource, rel: float, near: dict[str, Any], **options: Any) -> list[Outcome]:
+    """Train by factors and by sums: the same losses and gradients."""
+    mine, theirs = (train_in_threads(each, config, small_graph(), **options) for each in (FACTORS, GraphParallel()))
+    assert mine.losses == pytest.approx(theirs.losses, rel=rel)
     for ours, sums in zip(mine.gradients, theirs.gradients, strict=True):
-        assert all(torch.allclose(ours[name], sums[name], rtol=1e-9, atol=1e-12) for name in sums)
+        assert all(torch.allclose(ours[name], sums[name], **near) for name in sums)
+    return [mine, theirs]
+
+
+OWN = ("gcn", "sage", "gat", "gin", "transformer", "gcnii")
+NETS = ("gcn", "gat", "InitialResidual")
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("model", "world"), [*((name, 3) for name in OWN), *((f"pyg_nets.{net}", 2) for net in NETS)])
+def test_every_model_gives_the_gradients_of_the_sum(all_weights: None, model: str, world: int) -> None:
+    own = not model.startswith("pyg_nets")
+    config = configured("model", model, "model.hidden=8", "model.num_layers=3") if own else PyG(target=model)
+    by_both(config, 1e-12, {"rtol": 1e-9, "atol": 1e-12}, world=world)
 
 
 def test_in_fp32_wide_weights_take_fewer_bytes() -> None:
-    settings = settings_of("model=gcn", "model.hidden=256", "model.num_layers=3")
-    mine, theirs = (
-        train_in_threads(each, settings.model, small_graph(), world=2, dtype=torch.float32)
-        for each in (FACTORS, GraphParallel())
-    )
-    assert mine.losses == pytest.approx(theirs.losses, rel=1e-5)
-    for ours, sums in zip(mine.gradients, theirs.gradients, strict=True):
-        assert all(torch.allclose(ours[name], sums[name], rtol=1e-4, atol=1e-6) for name in sums)
+    config = settings_of("model=gcn", "model.hidden=256", "model.num_layers=3").model
+    mine, theirs = by_both(config, 1e-5, {"rtol": 1e-4, "atol": 1e-6}, world=2, dtype=torch.float32)
     assert mine.traffic[0]["reduce"] < theirs.traffic[0]["reduce"] / 2
     assert mine.traffic[0]["forward"] == theirs.traffic[0]["forward"]
 
@@ -89,12 +95,3 @@ def test_only_a_single_product_with_the_transposed_weight_has_factors(how: str) 
     assert bool(found) is expected
     for rows, dz in found.values():
         assert torch.allclose(dz.T @ rows, grad, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("net", ["gcn", "gat", "InitialResidual"])
-def test_pyg_models_give_the_gradients_of_the_sum(all_weights: None, net: str) -> None:
-    config = PyG(target=f"pyg_nets.{net}")
-    mine, theirs = (train_in_threads(each, config, small_graph(), world=2) for each in (FACTORS, GraphParallel()))
-    assert mine.losses == pytest.approx(theirs.losses, rel=1e-12)
-    for ours, sums in zip(mine.gradients, theirs.gradients, strict=True):
-        assert all(torch.allclose(ours[name], sums[name], rtol=1e-9, atol=1e-12) for name in sums)

@@ -1,10 +1,7 @@
 """Tensors keep their values, identity and gradients whatever is paged out between operations."""
 
-import itertools
 import threading
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +9,7 @@ import torch
 from gnnpar.parallel.sequential import paging
 from gnnpar.parallel.sequential.out_of_core import RoundRobinWorld
 from gnnpar.parallel.sequential.paging import HostFile, HostMemory, Pager, Paging
+from streams import Log
 
 
 @pytest.fixture
@@ -90,53 +88,8 @@ def test_most_counts_pages_that_are_here_together(pager):
 
 @pytest.fixture
 def log(monkeypatch):
-    """Streams and events of a GPU that is not there, in the order of calls. Kernels are noted by the tests."""
-    log: list[str] = []
-    current = ["main"]
-
-    class Stream:
-        def __init__(self, device=None, name=None):
-            self.name = name or next(names)
-
-        def wait_stream(self, other):
-            log.append(f"{self.name} waits for {other.name}")
-
-        def wait_event(self, event):
-            log.append(f"{self.name} waits for {event.name}")
-
-    class Event:
-        def record(self, stream):
-            self.name = f"event {next(numbers)} of {stream.name}"
-
-        def synchronize(self):
-            log.append(f"host waits for {self.name}")
-
-    @contextmanager
-    def stream(chosen):
-        current.append(chosen.name)
-        yield
-        current.pop()
-
-    names, numbers = iter(["out", "in"]), itertools.count()
-    fake = SimpleNamespace(Stream=Stream, Event=Event, stream=stream)
-    fake.current_stream = lambda: Stream(name=current[-1])
-    monkeypatch.setattr(paging, "cuda", fake)
-    copy, empty, pinned = torch.Tensor.copy_, torch.empty, []
-
-    def copied(into, data, *, non_blocking=False):
-        assert non_blocking
-        log.append(f"copy of {len(data)} bytes on {current[-1]}")
-        return copy(into, data)
-
-    def made(*size, pin_memory=False, **options):
-        pinned.append(pin_memory)
-        return empty(*size, **options)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", copied)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, s: log.append(f"{len(t)} bytes are used on {s.name}"))
-    monkeypatch.setattr(torch, "empty", made)
-    yield log
-    assert any(pinned)
+    yield (log := Log(monkeypatch, paging))
+    assert any(log.pinned)
 
 
 def test_copies_run_beside_kernels(log):

@@ -1,6 +1,6 @@
 """Symmetric normalisation in the weights of edges: the same losses and gradients as rows scaled before and after."""
 
-import copy
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -8,16 +8,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composing import configured
+from engines import Rank, on_ranks
 from gnnpar.comm import ThreadWorld
-from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
 from gnnpar.parallel import context
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
-from gnnpar.training.optim import SGD
 from gnnpar.verify.conformance import Job, make_job, merge_ranks, small_graph
 from gnnpar.verify.edges import with_edge_data
 
@@ -125,24 +123,17 @@ class Widest(TorchDispatchMode):
 @pytest.mark.parametrize(("strategy", "world"), [("single", 1), ("graph_parallel", 2), ("sar", 2)])
 def test_no_pass_scales_rows(strategy, world, monkeypatch) -> None:
     """Two a layer forward, two backward (layer 0: none) where rows are scaled; none where edges are."""
-    job = job_of(strategy, "", world, "gcn")
+    config = replace(MODELS["gcn"], dropout=0.0)
+    job = make_job(configured("strategy", strategy), config, small_graph(), world=world)
 
-    def passes(comm) -> int:
-        model = GCN(num_layers=3, hidden=16, dropout=0.0).build(job.dataset.num_features, 3, seed=0).double()
-        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm)
-        shard = shard.to(comm.device, torch.float64)
-        task = make_task("single_label", 3)
-        engine = job.strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=copy.deepcopy(model), task=task, comm=comm, seed=0)
-        )
-        optimizer = SGD(lr=0.1).build(engine.named_parameters(), epochs=1, layer_of=model.layer_of)
-        with Widest(shard.num_inner) as counted:
-            engine.train_epoch(0, optimizer)
+    def passes(rank: Rank) -> int:
+        with Widest(rank.shard.num_inner) as counted:
+            rank.engine.train_epoch(0, rank.optimizer)
         return counted.count
 
-    assert ThreadWorld(world).run(passes) == [0] * world
+    assert on_ranks(job, passes) == [0] * world
     monkeypatch.setattr(context, "normalised", lambda shard: shard)
-    assert min(ThreadWorld(world).run(passes)) >= 10
+    assert min(on_ranks(job, passes)) >= 10
 
 
 def test_the_weights_are_counted_as_structure() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +20,22 @@ from gnnpar.verify.conformance import small_graph
 
 @dataclass(frozen=True)
 class Shares:
-    """Gives the first nodes, or as many as there are numbers in a file, to part 0; or those that train."""
+    """Gives as many nodes to part 0 as `of` says: a number, an object, the numbers in a file or in those of a folder.
 
-    count: int = 10
-    file: Path | str | None = None
-    by_split: bool = False
+    Without it the nodes that train.
+    """
+
+    of: Any = None
 
     def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
         assert isinstance(dataset, Dataset)
-        if self.by_split:
+        if self.of is None:
             return (~dataset.train_mask).long()
-        count = self.count if self.file is None else int(Path(self.file).read_text())
+        if isinstance(self.of, str | Path):
+            place = Path(self.of)
+            count = sum(int(file.read_text()) for file in (place.iterdir() if place.is_dir() else [place]))
+        else:
+            count = self.of if isinstance(self.of, int) else self.of.nodes()
         return (torch.arange(dataset.num_nodes) >= count).long()
 
     def assign(self, graph: object, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
@@ -50,33 +56,13 @@ class Plain:
         return Shares(self.count).assign(graph, part_of, chunks_per_part, seed)
 
 
-def sizes(dataset: Dataset, by: Shares | Plain | Nested, cache: Path) -> tuple[int, int]:
+def shares(by: Shares | Plain, cache: Path, dataset: Dataset | None = None) -> int:
     """Nodes of part 0, and of chunk 0, of two each."""
+    dataset = dataset or small_graph(seed=0)
     part_of = partition(dataset, 2, by=by, cache=cache)
     chunk_of = chunk(dataset, torch.zeros(dataset.num_nodes, dtype=torch.int64), 2, by=by, cache=cache)
-    return int((part_of == 0).sum()), int((chunk_of == 0).sum())
-
-
-def test_cached_parts_depend_on_arguments(tmp_path: Path) -> None:
-    dataset = small_graph(seed=0)
-    assert [sizes(dataset, Plain(count), tmp_path / "cache") for count in (5, 9)] == [(5, 5), (9, 9)]
-    assert [sizes(dataset, Shares(count), tmp_path / "cache") for count in (5, 9, 5)] == [(5, 5), (9, 9), (5, 5)]
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_cached_parts_depend_on_the_file_read(tmp_path: Path, kind: type[str | Path]) -> None:
-    dataset, found = small_graph(seed=0), list[tuple[int, int]]()
-    for count in (5, 11):
-        (tmp_path / "count").write_text(f"{count}")
-        found.append(sizes(dataset, Shares(file=kind(tmp_path / "count")), tmp_path / "cache"))
-    assert found == [(5, 5), (11, 11)]
-
-
-def test_cached_parts_depend_on_the_split(tmp_path: Path) -> None:
-    dataset = small_graph(seed=0)
-    for count in (5, 9):
-        split = replace(dataset, train_mask=torch.arange(dataset.num_nodes) < count, split_hash=f"{count}")
-        assert sizes(split, Shares(by_split=True), tmp_path / "cache") == (count, count)
+    assert torch.equal(part_of, chunk_of)
+    return int((part_of == 0).sum())
 
 
 @dataclass(frozen=True)
@@ -105,37 +91,38 @@ class Unnamed:
         return "Unnamed()"
 
 
-@dataclass(frozen=True)
-class Nested:
-    """Gives as many nodes to part 0 as an object says, or as there are numbers in the files of a folder."""
-
-    of: Some | Double | Unnamed | str
-
-    def part_of(self, dataset: Dataset | Stored, parts: int) -> Tensor:
-        if isinstance(self.of, str):
-            place = Path(self.of)
-            numbers = [int(file.read_text()) for file in (place.iterdir() if place.is_dir() else [place])]
-            return Shares(sum(numbers)).part_of(dataset, parts)
-        return Shares(self.of.nodes()).part_of(dataset, parts)
-
-    def assign(self, graph: object, part_of: Tensor, chunks_per_part: int, seed: int) -> Tensor:
-        assert isinstance(graph, Dataset)
-        return self.part_of(graph, chunks_per_part)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([Plain(5), Plain(9)], [5, 9]),
+        ([Shares(5), Shares(9), Shares(5)], [5, 9, 5]),
+        ([Shares(Some(4)), Shares(Double(4)), Shares(Unnamed(5)), Shares(Unnamed(7))], [4, 8, 5, 7]),
+    ],
+    ids=["no dataclass", "arguments", "nested objects"],
+)
+def test_cached_parts_depend_on_what_is_given(given: list[Any], expected: list[int], tmp_path: Path) -> None:
+    assert [shares(by, tmp_path) for by in given] == expected
 
 
-def test_cached_parts_depend_on_nested_objects(tmp_path: Path) -> None:
-    dataset = small_graph(seed=0)
-    found = [sizes(dataset, Nested(of), tmp_path) for of in (Some(4), Double(4), Unnamed(5), Unnamed(7))]
-    assert found == [(4, 4), (8, 8), (5, 5), (7, 7)]
-
-
-def test_cached_parts_of_a_replaced_file_are_made_again(tmp_path: Path) -> None:
-    dataset, found = small_graph(seed=0), list[tuple[int, int]]()
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_cached_parts_depend_on_the_files_read(tmp_path: Path, kind: type[str | Path], replaced: bool) -> None:
+    """In a file or in its folder; written again, or replaced by one of the same times."""
     (tmp_path / "numbers").mkdir()
     (file := tmp_path / "numbers" / "count").write_text("5")
-    for _ in range(2):
-        found += [sizes(dataset, Nested(f"{of}"), tmp_path / "cache") for of in (file, file.parent)]
-        (tmp_path / "new").write_text("9")
+    places = [Shares(kind(of)) for of in (file, file.parent)]
+    assert [shares(by, tmp_path / "cache") for by in places] == [5, 5]
+    (tmp_path / "new").write_text("9")
+    if replaced:
         os.utime(tmp_path / "new", ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
         os.replace(tmp_path / "new", file)
-    assert found == [(5, 5), (5, 5), (9, 9), (9, 9)]
+    else:
+        file.write_text("11")
+    assert [shares(by, tmp_path / "cache") for by in places] == ([9, 9] if replaced else [11, 11])
+
+
+def test_cached_parts_depend_on_the_split(tmp_path: Path) -> None:
+    dataset = small_graph(seed=0)
+    for count in (5, 9):
+        split = replace(dataset, train_mask=torch.arange(dataset.num_nodes) < count, split_hash=f"{count}")
+        assert shares(Shares(), tmp_path / "cache", split) == count

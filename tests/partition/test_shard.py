@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from gnnpar.comm import ThreadWorld
-from gnnpar.partition.partition import Metis, Random, Range, partition, train_weights
+from gnnpar.partition.chunking import Balanced, chunk
+from gnnpar.partition.partition import Metis, Random, Range, partition, partition_edges, train_weights
 from gnnpar.partition.shard import Shard, _counted, cut, partition_statistics
+from gnnpar.partition.vertex_cut import HDRF
 from gnnpar.verify.conformance import small_graph
 from graphs import ODD
 
@@ -118,15 +120,23 @@ def test_parts_of_a_partitioner_of_ones_own_are_not_cached(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+CACHED = {
+    "partition": lambda data, **where: partition(data, 3, by=Random(), **where),
+    "chunking": lambda data, **where: chunk(data, torch.arange(data.num_nodes) % 3, 4, by=Balanced(), **where),
+    "vertex cut": lambda data, **where: partition_edges(data, 3, torch.arange(data.num_nodes) % 3, by=HDRF(), **where),
+}
+
+
 @pytest.mark.parametrize("damage", [lambda d: d[:-4], lambda d: d[:40] + b"\xff" + d[41:], lambda d: b""])
-def test_a_corrupt_cache_is_noticed_and_made_anew(tmp_path, damage):
+@pytest.mark.parametrize("title", CACHED)
+def test_a_corrupt_cache_is_noticed_and_made_anew(tmp_path, title, damage):
     dataset, said = small_graph(), []
-    first = partition(dataset, 3, by=Random(), cache=tmp_path)
+    first = CACHED[title](dataset, cache=tmp_path)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
-    assert torch.equal(partition(dataset, 3, by=Random(), cache=tmp_path, say=said.append), first)
-    assert said[0] == f"the cached partition {file} is corrupt: making it again"
+    assert torch.equal(CACHED[title](dataset, cache=tmp_path, say=said.append), first)
+    assert said[0] == f"the cached {title} {file} is corrupt: making it again"
     assert file.read_bytes() == whole
 
 

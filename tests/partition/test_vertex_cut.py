@@ -130,19 +130,6 @@ def test_hdrf_places_by_its_formula() -> None:
         held[chosen] |= {u, v}
 
 
-def test_a_vertex_cut_is_cached_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
-    data, by = power_law(), HDRF()
-    part_of = partition(data, PARTS, by=by, cache=tmp_path)
-    edges = partition_edges(data, PARTS, part_of, by=by, cache=tmp_path)
-    (file,) = tmp_path.glob("*.edges")
-    assert torch.equal(partition_edges(data, PARTS, part_of, by=by, cache=tmp_path), edges)
-    file.write_bytes(file.read_bytes()[:-4])
-    lines: list[str] = []
-    assert torch.equal(partition_edges(data, PARTS, part_of, by=by, cache=tmp_path, say=lines.append), edges)
-    assert len(lines) == 1
-    assert "corrupt" in lines[0]
-
-
 @pytest.mark.parametrize("by", ["dbh", "metis"])
 def test_gnnpar_partition_shows_the_replication_factor_beside_the_edge_cut(
     by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

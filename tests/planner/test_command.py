@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 from conftest import Run
-from gnnpar.__main__ import main
 from gnnpar.cli.main import run
 from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.config.inputs import with_plan
@@ -27,75 +27,55 @@ from gnnpar.pricing.candidate import Scope
 from gnnpar.pricing.price import Price
 from gnnpar.pricing.rates import NOMINAL, Rates, numbers_beyond
 from gnnpar.settings import ConfigError
+from planner.conftest import FOUR, Told
 
 SMALL = ("dataset=sbm", "dataset.num_nodes=400", "model=resgcn", "model.num_layers=8", "model.hidden=16")
 
 
-FAST = "{type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}"
-SLOW = "{type: cpu, memory: 4 GiB, speed: 5 Gflop/s, memory_rate: 1 GB/s}"
+def parsed(file: Path) -> Any:
+    return json.loads(file.read_text())
 
 
-def devices_of(folder: Path, name: str, *, devices: str, hosts: str, nic: str) -> str:
-    """A topology whose devices have speeds of their own: nothing has to be measured."""
-    (folder / "topology").mkdir()
-    (folder / "topology" / f"{name}.yaml").write_text(
-        f"_target_: gnnpar.pricing.topology.Machines\ncores: auto\ndevices: {{{devices}}}\nhosts: [{hosts}]\n"
-        f"links: {{bus: {{rate: 5 GB/s}}, nic: {{{nic}}}}}\nracks: {{}}\nwires: []\n"
-    )
-    return f"topology={name}"
-
-
-@pytest.fixture
-def fast_devices(tmp_path: Path) -> str:
-    """Two hosts of two devices."""
-    hosts = "{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}"
-    return devices_of(tmp_path, "four", devices=f"cpu: {FAST}", hosts=hosts, nic="rate: 1 Gbit/s, latency: 50 us")
-
-
-def test_plan_then_train(run_here: Run, tmp_path: Path, fast_devices: str) -> None:
+def test_plan_then_train(run_here: Run, folder: Path, four: str) -> None:
     """The plan brings its model, dataset and partition with it."""
-    planned = run_here("plan", *SMALL, fast_devices, "--trace", "trace.json")
+    planned = run_here("plan", *SMALL, four, "--trace", "trace.json")
     assert planned.returncode == 0, planned.stderr
     assert "chosen" in planned.stdout
     assert "is not allowed" in planned.stdout
-    data = json.loads((tmp_path / "plan.json").read_text())
+    data = parsed(folder / "plan.json")
     assert data["quality"] == ["exact"]
     assert data["devices"] == ["h0/0", "h0/1", "h1/0", "h1/1"]
     assert data["predicted"]["epoch_seconds"] > 0
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    quick = ("world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
-    ran = run_here("train", "plan=plan.json", *quick)
+    assert parsed(folder / "trace.json")["traceEvents"]
+    ran = run_here("train", "plan=plan.json", "world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
     assert ran.returncode == 0, ran.stderr
     assert "planned: " in ran.stdout
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = parsed(folder / "run" / "result.json")
     assert (result["model"], result["dataset"]) == ("resgcn", "sbm")
     assert result["predicted"]["epoch_seconds"] == data["predicted"]["epoch_seconds"]
 
 
 @pytest.fixture
-def unequal_devices(tmp_path: Path) -> str:
-    """Two slow devices and two fast ones."""
-    parts = (
-        f"{{name: {n}, devices: {{{kind}: 2}}, inside: bus, nic: nic}}" for n, kind in (("s", "slow"), ("f", "fast"))
-    )
-    nic = "rate: 10 Gbit/s, latency: 10 us"
-    return devices_of(tmp_path, "unequal", devices=f"slow: {SLOW}, fast: {FAST}", hosts=", ".join(parts), nic=nic)
+def searched(folder: Path) -> tuple[str, ...]:
+    """A search on two slow devices and two fast ones."""
+    slow = "slow: {type: cpu, memory: 4 GiB, speed: 5 Gflop/s, memory_rate: 1 GB/s}"
+    hosts = "{name: s, devices: {slow: 2}, inside: bus, nic: nic}, {name: f, devices: {cpu: 2}, inside: bus, nic: nic}"
+    text = FOUR.replace("devices: {cpu: {", f"devices: {{{slow}, cpu: {{").replace("1 Gbit/s", "10 Gbit/s")
+    text = re.sub("hosts: .*", f"hosts: [{hosts}]", text)
+    (folder / "topology" / "unequal.yaml").write_text(text)
+    graph = ("model=gcn", "dataset=sbm", "dataset.num_nodes=1500")
+    return "plan", *graph, "search=guided", "budget=40", "topology=unequal"
 
 
-SEARCHED = ("model=gcn", "dataset=sbm", "dataset.num_nodes=1500", "search=guided", "budget=40")
-
-
-def test_a_search_finds_uneven_parts_and_says_so(
-    tmp_path: Path, unequal_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_finds_uneven_parts_and_says_so(run_here: Run, folder: Path, searched: tuple[str, ...]) -> None:
     """Printed and in plan.json: the search, its evaluations and seconds; parts follow the devices' speed."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["plan", *SEARCHED, unequal_devices]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    done = run_here(*searched)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
     assert "search=guided priced" in said
     assert "recomputing instead of receiving: halos of" in said
     assert "weights by sufficient factors: 0 of 2" in said
-    data = json.loads((tmp_path / "plan.json").read_text())
+    data = parsed(folder / "plan.json")
     found = data["predicted"]["search"]
     assert found["name"] == "guided"
     grids = shipped().candidates(Scope(ir=record(GCN().build(16, 4, seed=0), 16), nodes=1500), 4)
@@ -107,12 +87,12 @@ def test_a_search_finds_uneven_parts_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_plan_of_uneven_parts_runs(run_cli: Run, tmp_path: Path, unequal_devices: str) -> None:
-    planned = run_cli("plan", *SEARCHED, unequal_devices)
+def test_a_plan_of_uneven_parts_runs(run_cli: Run, folder: Path, searched: tuple[str, ...]) -> None:
+    planned = run_cli(*searched)
     assert planned.returncode == 0, planned.stderr
     ran = run_cli("train", "plan=plan.json", "world_size=4", "comm=threads", "epochs=3", "hydra.run.dir=run")
     assert ran.returncode == 0, ran.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+    assert parsed(folder / "run" / "result.json")["status"] == "completed"
 
 
 def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
@@ -120,42 +100,38 @@ def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
     done = run_here("train", *quick, "dataset.num_nodes=400")
     assert done.returncode == 0, done.stderr
     assert "tag: " in done.stdout
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = parsed(tmp_path / "run" / "result.json")
     assert (result["strategy"], result["exactness"]) == ("tag", ["exact"])
     assert result["predicted"]["label"] in done.stdout
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())["strategy"]
+    plan = parsed(tmp_path / "run" / "plan.json")["strategy"]
     assert plan["name"] in result["predicted"]["label"]
     assert plan["_target_"] == str(shipped().yaml[plan["name"]]["_target_"])
 
 
-def test_what_edges_carry_is_asked_as_training_asks(
-    tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_edges_carry_is_asked_as_training_asks(told: Told, run_here: Run, four: str) -> None:
     """No plan is written that `gnnpar train` would refuse."""
-    monkeypatch.chdir(tmp_path)
-    asked = ["plan", "--json", "dataset=sbm_typed", "dataset.num_nodes=200", fast_devices, "search=enumerate"]
-    assert main([*asked, "model=gcn"]) == 2
-    assert "dataset sbm_typed has types on edges, which model=gcn does not read" in capsys.readouterr().err
-    assert main([*asked, "model=rgcn", "--quality=sampled"]) == 0
-    priced = json.loads(capsys.readouterr().out)["candidates"]
+    asked = ("plan", "dataset=sbm_typed", "dataset.num_nodes=200", "search=enumerate")
+    refused = run_here(*asked, four, "model=gcn")
+    assert refused.returncode == 2
+    assert "dataset sbm_typed has types on edges, which model=gcn does not read" in refused.stderr
+    priced = told(*asked, "model=rgcn", "--quality=sampled")["candidates"]
     why = {(each["candidate"]["family"], each["refused"]) for each in priced}
     assert {reason for family, reason in why if family == "minibatch"} == {"it does not carry types of edges"}
     assert ("graph_parallel", "") in why
 
 
-def test_sampled_strategies_are_chosen_where_they_are_allowed(run_here: Run, tmp_path: Path, fast_devices: str) -> None:
-    asked = ("plan", "--json", "dataset.num_nodes=400", "model.hidden=16", fast_devices, "search=enumerate")
+def test_sampled_strategies_are_chosen_where_they_are_allowed(told: Told, folder: Path) -> None:
+    asked = ("plan", "dataset.num_nodes=400", "model.hidden=16", "search=enumerate")
     sampled = {"bns", "cofree", "minibatch"}
-    lossless = json.loads(run_here(*asked).stdout)
+    lossless = told(*asked)
     assert sampled <= lossless["unpriced"].keys()
     assert not sampled & {each["candidate"]["family"] for each in lossless["candidates"]}
-
-    every = json.loads(run_here(*asked, "--quality=sampled").stdout)
+    every = told(*asked, "--quality=sampled")
     assert not sampled & every["unpriced"].keys()
     priced = {each["candidate"]["family"]: each for each in every["candidates"] if not each["refused"]}
     assert sampled <= priced.keys()
     assert all(priced[name]["epoch_seconds"] > 0 for name in sampled)
-    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan = parsed(folder / "plan.json")
     assert plan["quality"] == ["exact", "sampled"]
     assert plan["predicted"]["label"] == every["candidates"][0]["label"]
 
@@ -165,30 +141,47 @@ def test_tag_runs_what_samples(run_here: Run, tmp_path: Path) -> None:
     allowed = ("strategy=tag", "strategy.rates=nominal", "strategy.quality=[sampled]", "world_size=4")
     done = run_here("train", *allowed, "comm=threads", "epochs=2", "dataset.num_nodes=400", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = parsed(tmp_path / "run" / "result.json")
     assert result["exactness"] == ["sampled"]
     assert result["predicted"]["label"].split(",")[0] in ("bns", "cofree")
 
 
-def test_bad_input_is_one_line(
-    tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for arguments, said in (
-        (("strategy=sar",), "strategy=sar: gnnpar plan chooses the strategy"),
-        (("--quality", "exact,stail"), "--quality=stail is no class, did you mean stale?"),
-        ((*SMALL, fast_devices, "world_size=9"), "9 ranks do not fit on the topology's 4 devices: set world_size=4"),
-        ((*SMALL, fast_devices, "search=guide"), "search=guide is no search, did you mean guided?"),
-        ((*SMALL, fast_devices, "search=anneal"), "search=anneal is in experiments/planner_search now: guided finds"),
-        ((*SMALL, fast_devices, "budget=0"), "budget=0 must be a whole number of evaluations >= 1"),
-        ((*SMALL, fast_devices, "fewer=2"), "fewer=2 must be true or false"),
-        ((*SMALL, fast_devices, "topology.links.nic.rate=-1 Gbit/s"), "links.nic.rate=-1 Gbit/s must be above 0"),
-        ((*SMALL, fast_devices, "topology.devices.cpu.memory=300 KiB"), "no plan fits: the nearest,"),
-    ):
-        assert main(["plan", *arguments]) == 2
-        told = capsys.readouterr().err
-        assert said in told
-        assert told.count("\n") == 1
+TOO_MANY = "9 ranks do not fit on the topology's 4 devices: set world_size=4"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("plan strategy=sar", "strategy=sar: gnnpar plan chooses the strategy"),
+        ("plan --quality exact,stail", "--quality=stail is no class, did you mean stale?"),
+        ("plan world_size=9", TOO_MANY),
+        ("plan search=guide", "search=guide is no search, did you mean guided?"),
+        ("plan search=anneal", "search=anneal is in experiments/planner_search now: guided finds"),
+        ("plan budget=0", "budget=0 must be a whole number of evaluations >= 1"),
+        ("plan fewer=2", "fewer=2 must be true or false"),
+        ("plan 'topology.links.nic.rate=-1 Gbit/s'", "links.nic.rate=-1 Gbit/s must be above 0"),
+        ("plan 'topology.devices.cpu.memory=300 KiB'", "no plan fits: the nearest,"),
+        ("estimate world_size=9", TOO_MANY),
+        ("estimate plan=plan.json", "plan=plan.json: gnnpar plan has priced it"),
+        ("estimate strategy=sar,single", "takes one strategy, or none"),
+        ("estimate model=gnc", "model=gnc does not exist, did you mean gin?"),
+        ("estimate strategy=sarr", "strategy=sarr does not exist, did you mean sar?"),
+        ("estimate strategy=gnnpipe model.num_layers=2", "2 layers cannot fill 4 stages"),
+        ("estimate dataset=sbm_typed model=gcn", "dataset sbm_typed has types on edges, which model=gcn does not read"),
+        ("estimate dataset=sbm_typed model=rgcn strategy=minibatch", "which strategy=minibatch does not carry"),
+        (
+            "estimate strategy=cagnet strategy.replication=2 model=gat world_size=4",
+            "strategy.replication=2 adds up partial sums of ranks, but Softmax of layer 0",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(words: str, line: str, run_here: Run, four: str) -> None:
+    command, *given = shlex.split(words)
+    usual = [each for each in (*SMALL, four) if each.split("=")[0] not in {word.split("=")[0] for word in given}]
+    done = run_here(command, *usual, *given)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_flags() -> None:
@@ -220,16 +213,22 @@ def test_fits_recover_what_made_the_samples() -> None:
     assert residual < 1e-6
 
 
-def test_a_new_engine_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a machine measured before a method was added says nothing of its engine."""
-    measured: list[int] = []
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ranks of each calibration, which measures nothing here."""
+    found: list[int] = []
 
-    def fitted_nominal(samples: object, *, ranks: int, threads: int) -> Calibration:
-        measured.append(ranks)
-        return Calibration(ranks, threads, NOMINAL, calibrate.NOMINAL_LINK)
+    def fitted(samples: object, *, ranks: int, threads: int) -> Calibration:
+        found.append(ranks)
+        return Calibration(ranks, threads, replace(NOMINAL, source="measured"), calibrate.NOMINAL_LINK)
 
     monkeypatch.setattr(calibrate, "world_samples", lambda *given: [])
-    monkeypatch.setattr(calibrate, "fit_calibration", fitted_nominal)
+    monkeypatch.setattr(calibrate, "fit_calibration", fitted)
+    return found
+
+
+def test_a_new_engine_is_measured(measured: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a machine measured before a method was added says nothing of its engine."""
     every = calibrate.candidates
     monkeypatch.setattr(calibrate, "candidates", lambda trial, ranks: every(trial, ranks)[:-1])
     for _ in range(2):
@@ -240,16 +239,9 @@ def test_a_new_engine_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_rates_of_a_busy_machine_are_marked_and_measured_again_when_it_is_quiet(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    measured: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    others, measured, said = ["other programs keep 1.6 of 2 cores busy"], list[int](), list[str]()
-
-    def fitted_nominal(samples: object, *, ranks: int, threads: int) -> Calibration:
-        measured.append(ranks)
-        return Calibration(ranks, threads, replace(NOMINAL, source="measured"), calibrate.NOMINAL_LINK)
-
-    monkeypatch.setattr(calibrate, "world_samples", lambda *given: [])
-    monkeypatch.setattr(calibrate, "fit_calibration", fitted_nominal)
+    others, said = ["other programs keep 1.6 of 2 cores busy"], list[str]()
     monkeypatch.setattr(calibrate, "contention", lambda threads, cores: others[0])
     made = [calibrate.calibrate(2, threads=1, cache=tmp_path, say=said.append) for _ in range(2)]
     assert [each.rates.described for each in made] == [f"measured rates of a busy machine ({others[0]})"] * 2
@@ -265,36 +257,26 @@ def test_rates_of_a_busy_machine_are_marked_and_measured_again_when_it_is_quiet(
 
 @pytest.mark.slow
 def test_one_device_stands_in_the_table_and_what_experiments_advise_against_is_marked(
-    tmp_path: Path, fast_devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    told: Told, run_here: Run, four: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = ["plan", "dataset=sbm", "dataset.num_nodes=1500", "model=gcn", "search=enumerate", "--quality=stale"]
-    assert main([*asked, fast_devices]) == 0
-    rows = {line.split(" ")[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith(" ")}
+    asked = ("plan", "dataset=sbm", "dataset.num_nodes=1500", "model=gcn", "search=enumerate", "--quality=stale")
+    lines = run_here(*asked, four).stdout.splitlines()
+    rows = {line.split(" ")[1]: line for line in lines if line.startswith(" ")}
     assert rows["single"].strip().endswith("it uses 1 of 4 ranks: gnnpar train strategy=single")
     assert "not recommended: inferior accuracy" in rows["digest,"]
-    assert main([*asked, fast_devices, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["candidates"]
-    by_family = {each["candidate"]["family"]: each for each in reversed(found)}
+    by_family = {each["candidate"]["family"]: each for each in reversed(told(*asked)["candidates"])}
     assert by_family["single"]["epoch_seconds"] > 0
     assert by_family["digest"]["not_recommended"] == "inferior accuracy"
     assert by_family["graph_parallel"]["not_recommended"] == ""
-    assert main([*asked, fast_devices, "fewer=true", "--json"]) == 0  # where it may be chosen
-    fewer = json.loads(capsys.readouterr().out)["candidates"]
+    fewer = told(*asked, "fewer=true")["candidates"]  # where it may be chosen
     single = next(each for each in fewer if each["candidate"]["family"] == "single")
     assert single["refused"] == ""
     assert single["epoch_seconds"] == pytest.approx(by_family["single"]["epoch_seconds"])
 
 
-def test_one_device_that_is_too_small_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = FAST.replace("4 GiB", "12 MiB")
-    hosts = "{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}"
-    topology = devices_of(tmp_path, "small", devices=f"cpu: {small}", hosts=hosts, nic="rate: 1 Gbit/s, latency: 50 us")
-    monkeypatch.chdir(tmp_path)
-    assert main(["plan", "--json", "dataset=sbm", "dataset.num_nodes=6000", "model=gcn", topology]) == 0
-    found = json.loads(capsys.readouterr().out)["candidates"]
+def test_one_device_that_is_too_small_says_so(told: Told) -> None:
+    graph = ("dataset=sbm", "dataset.num_nodes=6000", "model=gcn")
+    found = told("plan", *graph, "topology.devices.cpu.memory=12 MiB")["candidates"]
     single = next(each for each in found if each["candidate"]["family"] == "single")
     assert re.fullmatch(r"rank 0 needs [\d.]+ MiB of 12 MiB", single["refused"])
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from composing import configured
 from gnnpar.data.synthetic import SBM
 from gnnpar.parallel.cagnet.strategy import Cagnet
 from gnnpar.parallel.declared import DeclaredCandidate
@@ -18,8 +17,7 @@ from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
-from gnnpar.planner.extract import record
-from gnnpar.planner.planner import Evaluated, Request
+from gnnpar.planner.planner import Request
 from gnnpar.planner.search.named import run
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
@@ -28,17 +26,10 @@ from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.simulate import EpochTimeline, simulated
-from gnnpar.pricing.statistics import GraphStats, PartStats
+from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.steps import in_rounds
 from gnnpar.pricing.work import DIRECTIONS, Work, wire_bytes
-
-QUIET = replace(NOMINAL, message=0.0, interference=0.0, epoch=0.0, step=0.0, reduce=(0.0, 0.0))
-GRAPH = GraphStats(nodes=4000, edges=60000, features=32, classes=8, train=2000)
-
-
-def model(name: str = "resgcn", layers: int = 8, hidden: int = 64) -> ModelIR:
-    made = configured("model", name, f"model.num_layers={layers}", f"model.hidden={hidden}").build(32, 8, seed=0)
-    return record(made, 32)
+from planner.machines import GRAPH, QUIET, ir_of
 
 
 def star(size: int, rate: float, latency: float = 0.0) -> Fabric:
@@ -95,7 +86,7 @@ def test_bytes_on_the_wire_are_those_of_the_codecs() -> None:
 )
 def test_bytes_are_conserved(candidate: DeclaredCandidate) -> None:
     """What crosses the simulated links is what the formula says, twice (a port out, a port in)."""
-    ir = model(layers=3)
+    ir = ir_of(layers=3)
     here = work(ir, 3)
     line = simulated(candidate, here, Machine(star(3, 1e9), (QUIET,) * 3))
     sums = 2 * 2 * (3 - 1) / 3 * 4 * ir.params * 3
@@ -109,7 +100,7 @@ def test_bytes_are_conserved(candidate: DeclaredCandidate) -> None:
 @pytest.mark.parametrize(("ranks", "copies"), [(4, 2), (9, 3)])
 def test_cagnet_on_a_grid(ranks: int, copies: int) -> None:
     """Bytes by its formula cross the simulated links, and the closed form is near what the simulator says."""
-    ir = model("gcn", layers=3)
+    ir = ir_of("gcn", layers=3)
     here, machine = work(ir, ranks), Machine(star(ranks, 1e8), (QUIET,) * ranks)
     candidate = DeclaredCandidate(strategy=Cagnet(replication=copies), parts=ranks)
     line = simulated(candidate, here, machine)
@@ -128,7 +119,7 @@ def test_cagnet_on_a_grid(ranks: int, copies: int) -> None:
 
 def test_cagnet_is_proposed_on_grids_for_sums_alone() -> None:
     def grids(name: str, ranks: int) -> list[int]:
-        found = Cagnet().candidates(Scope(ir=model(name, layers=2), nodes=99), ranks)
+        found = Cagnet().candidates(Scope(ir=ir_of(name, layers=2), nodes=99), ranks)
         return [c.as_json()["replication"] for c in found if c.as_json()["bits"] == 32]
 
     assert grids("gcn", 16) == [1, 2, 4]
@@ -142,7 +133,7 @@ def test_pipeline_closed_form_is_exact_on_chains(seed: int) -> None:
     """Random devices, links, latencies and chunks: bound by computing or by links."""
     rng = random.Random(seed)
     stages, layers = rng.randint(2, 6), rng.randint(6, 12)
-    ir = model(rng.choice(["resgcn", "gcnii"]), layers=layers)
+    ir = ir_of(rng.choice(["resgcn", "gcnii"]), layers=layers)
     chunks = rng.randint(1, 20)
     fabric = star(stages, 10 ** rng.uniform(6, 10), latency=rng.choice([0.0, 1e-4, 5e-3]))
     rates = tuple(replace(QUIET, scale=rng.uniform(0.5, 2)) for _ in range(stages))
@@ -166,7 +157,7 @@ def test_flat_closed_form_is_exact_for_equal_parts(candidate: DeclaredCandidate)
     """Two equal ranks: a sum over layers of pieces and messages, overlapped or not."""
     for rate in (1e7, 1e9):
         for name in ("resgcn", "gat", "sage_max"):
-            ir = model(name, layers=3)
+            ir = ir_of(name, layers=3)
             here, machine = work(ir, 2), Machine(star(2, rate, 1e-4), (QUIET,) * 2)
             assert simulated(candidate, here, machine).seconds == pytest.approx(
                 closed(candidate, here, machine).seconds
@@ -177,7 +168,7 @@ def test_the_depth_rule() -> None:
     """Bound by links, a pipeline beats graph parallelism when L alpha > W, and loses when it is far below (8.1)."""
     fast = replace(QUIET, scale=1e-6)
     for layers, alpha, pipeline_wins in ((32, 0.9, True), (32, 0.35, True), (4, 0.3, False), (8, 0.2, False)):
-        ir, ranks = model(layers=layers), 4
+        ir, ranks = ir_of(layers=layers), 4
         machine = Machine(star(ranks, 1e8), (fast,) * ranks)
         flat = closed(
             DeclaredCandidate(strategy=GraphParallel(), parts=ranks), work(ir, ranks, alpha=alpha, rates=fast), machine
@@ -189,7 +180,7 @@ def test_the_depth_rule() -> None:
 
 
 def test_a_faster_link_is_never_slower() -> None:
-    ir = model(layers=4)
+    ir = ir_of(layers=4)
     for candidate in (
         DeclaredCandidate(strategy=GraphParallel(), parts=4),
         DeclaredCandidate(strategy=SAR(prefetch=0), parts=4),
@@ -207,13 +198,13 @@ def test_rounds() -> None:
 
 def test_memory_by_family() -> None:
     """SAR holds a share of the remote rows, a pipeline its layers' weights only."""
-    ir = model("gat", layers=4, hidden=64)
+    ir = ir_of("gat", layers=4, hidden=64)
     here = work(ir, 4, alpha=3.0)
     flat = DeclaredCandidate(strategy=GraphParallel(), parts=4).memory(here)[0]
     sar = DeclaredCandidate(strategy=SAR(prefetch=0), parts=4).memory(here)[0]
     assert sar.halo == 0 < flat.halo
     assert sar.total < flat.total
-    deep = model("resgcn", layers=8)
+    deep = ir_of("resgcn", layers=8)
     staged = PipelineCandidate(stages=4, chunks=8, cuts=even_cuts(8, 4)).memory(work(deep, 1))
     assert len(staged) == 4
     assert sum(m.parameters for m in staged) == pytest.approx(5 * 4 * deep.params)
@@ -225,9 +216,9 @@ def request(ranks: int, *allowed: str, memory_bytes: float = 1e12, rate: float =
     devices = tuple(replace(d, memory_bytes=memory_bytes) for d in fabric.devices)
     machine = Machine(replace(fabric, devices=devices), (NOMINAL,) * ranks)
     return Request(
-        model(layers=8),
+        ir_of(layers=8),
         GRAPH,
-        lambda p: work(model(layers=8), p).parts,
+        lambda p: work(ir_of(layers=8), p).parts,
         machine,
         ranks,
         frozenset({"exact", *allowed}),  # type: ignore[arg-type]
@@ -274,7 +265,7 @@ def test_uneven_devices_get_uneven_stages() -> None:
 
 def test_lowered_tasks_name_their_layer_and_ranks() -> None:
     tasks = DeclaredCandidate(strategy=GraphParallel(), parts=2).tasks(
-        work(model(layers=2), 2), Machine(star(2, 1e9), (QUIET,) * 2)
+        work(ir_of(layers=2), 2), Machine(star(2, 1e9), (QUIET,) * 2)
     )
     names = [t.name for t in tasks]
     assert {"F0 inner", "F1 0>1", "B0 1>0", "loss", "reduce", "step"} <= set(names)

@@ -17,7 +17,6 @@ import torch
 
 from composing import configured
 from conftest import Run
-from gnnpar.__main__ import main
 from gnnpar.cli.estimate import rows
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.codec import BFloat16, Drop
@@ -46,14 +45,14 @@ from gnnpar.planner.recompute import how_held
 from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.strategy import TAG
 from gnnpar.pricing.candidate import Candidate
-from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price, Traffic
 from gnnpar.pricing.rates import NOMINAL, Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.steps import Step
-from gnnpar.pricing.topology import one_host
 from gnnpar.pricing.work import Work
 from gnnpar.verify.conformance import small_graph, train_in_threads
+from planner.conftest import Told
+from planner.machines import machine
 
 PHASES = ("forward", "backward", "remat", "push", "stage", "reduce")
 KEYS = (*PHASES, "total")
@@ -96,9 +95,8 @@ def price(
         kept=how_held(model, ir) if cached else "no",
         seed=3,
     )
-    here = Machine(one_host(world, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * world)
     assert isinstance(strategy, Priced)
-    return strategy.cost(problem, here)
+    return strategy.cost(problem, machine(world))
 
 
 def by_phase(found: Traffic | None) -> dict[str, float]:
@@ -247,21 +245,6 @@ def test_what_the_model_does_not_know_is_said() -> None:
 
 
 SMALL = ("model=gcn", "model.num_layers=4", "model.hidden=16", "dataset.num_nodes=600")
-FOUR = (
-    "_target_: gnnpar.pricing.topology.Machines\ncores: auto\n"
-    "devices: {cpu: {type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}}\n"
-    "hosts: [{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}]\n"
-    "links: {bus: {rate: 5 GB/s}, nic: {rate: 1 Gbit/s, latency: 50 us}}\nracks: {}\nwires: []\n"
-)
-
-
-@pytest.fixture
-def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A topology whose devices have speeds of their own: nothing has to be measured."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "topology").mkdir()
-    (tmp_path / "topology" / "four.yaml").write_text(FOUR)
-    return "topology=four"
 
 
 @pytest.mark.quick(1)
@@ -273,6 +256,7 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.param(("strategy=gnnpipe", "strategy.chunks=8"), marks=pytest.mark.slow),
         pytest.param(("strategy=hybrid", "strategy.stages=2"), marks=pytest.mark.slow),
         ("strategy=tag", "strategy.quality=[rounded,stale]"),
+        ("strategy=cagnet", "strategy.replication=2"),
         ("strategy=minibatch", "strategy.batch_size=64"),
         pytest.param(("strategy=bns", "strategy.rate=0"), marks=pytest.mark.slow),
         ("strategy=pipegcn", "codec=uniform"),
@@ -286,51 +270,32 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ids=lambda chosen: chosen[0].removeprefix("strategy="),
 )
 def test_estimated_then_trained(
-    chosen: tuple[str, ...], four: str, run_cli: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chosen: tuple[str, ...], four: str, told: Told, run_cli: Run, run_here: Run, tmp_path: Path
 ) -> None:
     """The bytes of result.json; its epoch is not looked at, for threads of one process say nothing of time."""
     alone = chosen[0] == "strategy=single"  # its memory is looked at, and a peak counts all that a process holds
     asked = [*SMALL, f"world_size={1 if alone else 4}", *chosen]
-    assert main(["estimate", "--json", four, *asked]) == 0
-    told = json.loads(capsys.readouterr().out)["estimates"]
-    assert len(told) == 1
-    folder = tmp_path / "run"
-    epochs = "epochs=6" if alone else "epochs=2"
-    quick = (epochs, "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
+    (estimate,) = told("estimate", *asked)["estimates"]
+    quick = (f"epochs={6 if alone else 2}", "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
     there = [four] if chosen[0] == "strategy=tag" else []  # what it plans for
-    job = ("train", *asked, *there, *quick, f"hydra.run.dir={folder}")
-    assert (run_cli(*job).returncode if alone else main(list(job))) == 0
-    result = json.loads((folder / "result.json").read_text())
-    found = told[0]["bytes_per_epoch"]
-    assert {k: found[k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
-    assert told[0]["exactness"] == result["exactness"]
-    assert told[0]["fits"] is True
-    if chosen[0] == "strategy=tag":
-        assert told[0]["notes"][0] == f"chooses {result['predicted']['label']}"
-    assert told[0]["predicted"]["epoch_seconds"] > 0
-    if alone:
-        assert 0.8 < result["memory_bytes"]["peak"][0] / told[0]["predicted"]["peak_bytes"][0] < 1.2
-
-
-def test_cagnet_in_one_and_a_half_dimensions(four: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The bytes of result.json; a model that it refuses is refused by `estimate`, in the same line."""
-    asked = [*SMALL, "world_size=4", "strategy=cagnet", "strategy.replication=2"]
-    assert main(["estimate", "--json", four, *asked]) == 0
-    (estimate,) = json.loads(capsys.readouterr().out)["estimates"]
-    quick = ("epochs=2", "comm=threads", "threads_per_rank=1", "tracker=jsonl", "checkpoint.keep=0")
-    assert main(["train", *asked, *quick, f"hydra.run.dir={tmp_path}/run"]) == 0
+    run = run_cli if alone else run_here
+    assert run("train", *asked, *there, *quick, "hydra.run.dir=run").returncode == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {k: estimate["bytes_per_epoch"][k] for k in KEYS} == {k: result["bytes_per_epoch"][k] for k in KEYS}
-    assert estimate["predicted"]["label"] == "cagnet, replication 2"
+    assert estimate["exactness"] == result["exactness"]
+    assert estimate["fits"] is True
     assert estimate["predicted"]["epoch_seconds"] > 0
-    assert main(["estimate", four, *asked, "model=gat"]) == 2
-    assert "strategy.replication=2 adds up partial sums of ranks, but Softmax of layer 0" in capsys.readouterr().err
+    if chosen[0] == "strategy=tag":
+        assert estimate["notes"][0] == f"chooses {result['predicted']['label']}"
+    if "strategy.replication=2" in chosen:
+        assert estimate["predicted"]["label"] == "cagnet, replication 2"
+    if alone:
+        assert 0.8 < result["memory_bytes"]["peak"][0] / estimate["predicted"]["peak_bytes"][0] < 1.2
 
 
 @pytest.mark.slow
-def test_the_table(four: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", *SMALL, "world_size=4", four]) == 0
-    told = capsys.readouterr().out
+def test_the_table(four: str, run_here: Run) -> None:
+    told = run_here("estimate", *SMALL, "world_size=4", four).stdout
     lines = [line.split() for line in told.splitlines()]
     names = ("single", "graph_parallel", "adaqp", "sar", "gnnpipe", "hybrid", "tag", "minibatch")
     by_name = {name: next(line for line in lines if line and line[0] == name) for name in names}
@@ -372,16 +337,14 @@ def test_a_codec_that_is_asked_for_is_a_row_more() -> None:
     assert shipped().broken == {}
 
 
-def test_too_little_memory_does_not_fit(four: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", *SMALL, four, "strategy.overlap=none", "topology.devices.cpu.memory=200 KiB"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+def test_too_little_memory_does_not_fit(four: str, run_here: Run) -> None:
+    small = (*SMALL, four, "topology.devices.cpu.memory=200 KiB")
+    told = " ".join(run_here("estimate", *small, "strategy.overlap=none").stdout.split())
     assert "of 200 KiB" in told
     assert "priced as graph_parallel, no overlap" in told
     assert "bytes an epoch: forward" in told
-
-    few = ("strategy=minibatch", "world_size=1", "topology.devices.cpu.memory=200 KiB")
-    assert main(["estimate", *SMALL, four, *few]) == 0
-    assert "of 200 KiB" in " ".join(capsys.readouterr().out.split())
+    few = run_here("estimate", *small, "strategy=minibatch", "world_size=1")
+    assert "of 200 KiB" in " ".join(few.stdout.split())
 
 
 def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str) -> None:
@@ -396,23 +359,3 @@ def test_fp64_needs_more_and_nothing_that_does_not_run_ends_the_table(four: str)
     many = replace(settings, strategy=replace(settings.strategy, stages=3))
     assert "stages=3" in (found := Estimator(settings).estimate(many, "gnnpipe")).refused
     assert row_of(found)[-1] == "does not run"
-
-
-TYPED = ("dataset=sbm_typed", "dataset.num_nodes=200", "world_size=4")
-
-
-def test_bad_input_is_one_line(four: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, line in (
-        ((*SMALL, four, "world_size=9"), "9 ranks do not fit on the topology's 4 devices: set world_size=4"),
-        (("plan=plan.json",), "plan=plan.json: gnnpar plan has priced it"),
-        (("strategy=sar,single",), "takes one strategy, or none"),
-        (("model=gnc",), "model=gnc does not exist, did you mean gin?"),
-        (("strategy=sarr",), "strategy=sarr does not exist, did you mean sar?"),
-        ((*SMALL, four, "strategy=gnnpipe", "model.num_layers=2"), "2 layers cannot fill 4 stages"),
-        ((*TYPED, "model=gcn", four), "dataset sbm_typed has types on edges, which model=gcn does not read"),
-        ((*TYPED, "model=rgcn", four, "strategy=minibatch"), "which strategy=minibatch does not carry"),
-    ):
-        assert main(["estimate", *arguments]) == 2
-        told = capsys.readouterr().err
-        assert line in told
-        assert told.count("\n") == 1

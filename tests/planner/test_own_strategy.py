@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gnnpar.__main__ import main
+from conftest import Run
 from gnnpar.cli import check
 from gnnpar.planner.registry import _read
+from planner.conftest import FOUR, Told
 
 MODULE = '''
 from dataclasses import dataclass
@@ -52,70 +53,53 @@ class Mine(Base):
 class Silent(Base):
     pass
 '''
-FOUR = """
-_target_: gnnpar.pricing.topology.Machines
-cores: auto
-devices: {cpu: {type: cpu, memory: 4 GiB, speed: 50 Gflop/s, memory_rate: 10 GB/s}}
-hosts: [{name: h, devices: {cpu: 2}, inside: bus, nic: nic, count: 2}]
-links: {bus: {rate: 5 GB/s}, nic: {rate: 1 Gbit/s, latency: 50 us}}
-racks: {}
-wires: []
-"""
-ASKED = ("topology=four", "model=gcn", "model.num_layers=4", "model.hidden=16", "dataset.num_nodes=600")
+ASKED = ("--trust", "model=gcn", "model.num_layers=4", "model.hidden=16", "dataset.num_nodes=600")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    files = {
+@pytest.fixture(autouse=True)
+def _own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "strategy").mkdir()
+    for name, text in {
         "own_strategies.py": MODULE,
-        "topology/four.yaml": FOUR,
         "strategy/mine.yaml": "_target_: own_strategies.Mine\nseconds: 1.0e-6\n",
         "strategy/silent.yaml": "_target_: own_strategies.Silent\n",
         "strategy/wrong.yaml": "_target_: own_strategies.Mine\nseconds: soon\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
+    }.items():
+        (folder / name).write_text(text)
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("search", ["enumerate", "guided"])
-def test_a_plan_prices_it_beside_ours(folder: Path, search: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--trust", "--json", *ASKED, f"search={search}", "budget=30"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    best = told["candidates"][0]
+def test_a_plan_prices_it_beside_ours(folder: Path, search: str, told: Told) -> None:
+    found = told("plan", *ASKED, f"search={search}", "budget=30")
+    best = found["candidates"][0]
     assert best["label"] == "mine"
     assert best["epoch_seconds"] == 1e-6
-    assert {c["candidate"]["family"] for c in told["candidates"]} >= {"mine", "graph_parallel", "sar", "gnnpipe"}
-    assert "has no cost(problem, machine)" in told["unpriced"]["silent"]
-    assert "seconds=soon" in told["unpriced"]["wrong"]
-    assert "sampled" in told["unpriced"]["minibatch"]
+    assert {c["candidate"]["family"] for c in found["candidates"]} >= {"mine", "graph_parallel", "sar", "gnnpipe"}
+    assert "has no cost(problem, machine)" in found["unpriced"]["silent"]
+    assert "seconds=soon" in found["unpriced"]["wrong"]
+    assert "sampled" in found["unpriced"]["minibatch"]
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["strategy"] == {"name": "mine", "_target_": "own_strategies.Mine", "seconds": 1e-6}
 
 
 @pytest.mark.slow
-def test_the_tables_list_all_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--trust", *ASKED, "search=enumerate", "world_size=4"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+def test_the_tables_list_all_of_them(run_here: Run, four: str) -> None:
+    said = " ".join(run_here("plan", *ASKED, four, "search=enumerate", "world_size=4").stdout.split())
     assert "chosen: mine" in said
     assert "silent is unpriced: Silent has no cost(problem, machine)" in said
-    assert main(["estimate", "--trust", *ASKED, "world_size=4"]) == 0
-    rows = {words[0]: words for line in capsys.readouterr().out.splitlines() if (words := line.split())}
+    lines = run_here("estimate", *ASKED, four, "world_size=4").stdout.splitlines()
+    rows = {words[0]: words for line in lines if (words := line.split())}
     assert rows["mine"][3:5] == ["1", "us"]
     assert rows["silent"][-2:] == ["not", "known"]
     assert rows["wrong"][-3:] == ["does", "not", "run"]
 
 
-def test_what_it_refuses_is_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wide = FOUR.replace("count: 2", "count: 3")
-    (folder / "topology" / "four.yaml").write_text(wide)
-    assert main(["plan", "--trust", "--json", *ASKED, "search=enumerate"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (mine,) = [c for c in told["candidates"] if c["label"] == "mine"]
+def test_what_it_refuses_is_a_row(folder: Path, told: Told) -> None:
+    (folder / "topology" / "four.yaml").write_text(FOUR.replace("count: 2", "count: 3"))
+    found = told("plan", *ASKED, "search=enumerate")
+    (mine,) = [c for c in found["candidates"] if c["label"] == "mine"]
     assert mine["refused"] == "unpriced: mine knows 4 ranks at most"
     assert mine["objective"] is None
 
@@ -135,15 +119,12 @@ codec: {_target_: gnnpar.codecs.codec.Identity}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [pytest.param("plan", marks=pytest.mark.slow), "estimate"])
-def test_code_of_a_folder_that_nobody_named_does_not_run(
-    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_a_folder_that_nobody_named_does_not_run(command: str, folder: Path, told: Told) -> None:
     (folder / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     for name, text in EVIL.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
-    assert main([command, "--json", "--no-measure", *ASKED, "world_size=2"]) == 0
-    out = json.loads(capsys.readouterr().out)
+    out = told(command, "--no-measure", *ASKED[1:], "world_size=2")
     closed = out["unpriced"] if command == "plan" else {e["name"]: e["refused"] for e in out["estimates"]}
     for name in ("evil", "turned", "mine"):
         assert closed[name] == "it lies in this folder's strategy/, which is read with --trust, as code"
@@ -163,10 +144,9 @@ def test_code_of_a_folder_that_nobody_named_does_not_run(
     ],
 )
 def test_yaml_that_nobody_named_ends_no_table(tmp_path: Path, text: str, line: str) -> None:
-    (tmp_path / "strategy").mkdir()
-    (tmp_path / "strategy" / "gone.yaml").symlink_to(tmp_path / "nowhere")
-    file = tmp_path / "strategy" / "odd.yaml"
-    file.write_text(text)
-    found = _read((tmp_path,))
+    (read := tmp_path / "read" / "strategy").mkdir(parents=True)
+    (read / "gone.yaml").symlink_to(tmp_path / "nowhere")
+    (read / "odd.yaml").write_text(text)
+    found = _read((read.parent,))
     assert line in found.broken["odd"]
     assert found.strategies == {}

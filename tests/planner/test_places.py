@@ -9,11 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from composing import configured
 from gnnpar.data.synthetic import SBM
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.partition.partition import Metis, Random, Range, Shares
-from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Request
 from gnnpar.planner.registry import Registry, shipped
 from gnnpar.planner.search.named import run
@@ -26,13 +24,10 @@ from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
+from planner.machines import ir_of
 
 GRAPH = GraphStats(nodes=400_000, edges=6_000_000, features=32, classes=8, train=200_000)
 RATES = {"fast": derived(12e12, 800e9), "slow": derived(4e12, 200e9)}
-
-
-def model(name: str, layers: int) -> ModelIR:
-    return record(configured("model", name, f"model.num_layers={layers}", "model.hidden=64").build(32, 8, seed=0), 32)
 
 
 def fabric(*hosts: tuple[str, int], nic: str = "25 Gbit/s") -> Fabric:
@@ -74,7 +69,7 @@ def request(ir: ModelIR, fabric: Fabric, *allowed: str, strategies: tuple[str, .
 
 def test_slow_devices_get_small_parts() -> None:
     """Enumeration has equal parts only; every search but it finds that a slow device holds fewer nodes."""
-    asked = request(model("gcn", 3), fabric(("slow", 2), ("fast", 2)), strategies=("graph_parallel", "sar"))
+    asked = request(ir_of("gcn", 3), fabric(("slow", 2), ("fast", 2)), strategies=("graph_parallel", "sar"))
     uniform = run(asked, "enumerate").evaluated[0]
     for name in ("guided", "tag", "random"):
         best = run(asked, name, budget=60, seed=1).evaluated[0]
@@ -89,7 +84,7 @@ def test_slow_devices_get_small_parts() -> None:
 
 def test_stages_and_places_equal_brute_force() -> None:
     """A pipeline over two kinds in three hosts: every order of kinds, every cut."""
-    ir = model("resgcn", 7)
+    ir = ir_of("resgcn", 7)
     asked = request(ir, fabric(("fast", 1), ("slow", 2), ("fast", 1), nic="3 Gbit/s"), "stale", strategies=("gnnpipe",))
     found = run(asked, "guided", budget=200).evaluated[0]
     work = Work(ir, GRAPH, even(1), asked.machine.rates[:1])
@@ -109,7 +104,7 @@ def test_stages_and_places_equal_brute_force() -> None:
 
 def test_every_point_is_one_candidate_in_one_place() -> None:
     """Points with the same canonical point are the same plan; different ones differ."""
-    asked = request(model("gat", 4), fabric(("fast", 2), ("slow", 1), ("fast", 1)), "stale", "quantized", "rounded")
+    asked = request(ir_of("gat", 4), fabric(("fast", 2), ("slow", 1), ("fast", 1)), "stale", "quantized", "rounded")
     points = Points(replace(asked, fewer=True))
     made: dict = {}
     names = list(points.space.choices)
@@ -154,7 +149,7 @@ def test_reshaped_statistics_conserve_nodes_and_edges() -> None:
 
 
 def test_nothing_fits_is_one_line() -> None:
-    asked = request(model("gcn", 2), fabric(("fast", 2)))
+    asked = request(ir_of("gcn", 2), fabric(("fast", 2)))
     tiny = replace(
         asked.machine.fabric, devices=tuple(replace(d, memory_bytes=1e6) for d in asked.machine.fabric.devices)
     )

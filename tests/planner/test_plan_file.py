@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from gnnpar.placement import Placement, Plan
+from outcomes import refused
 
 
 def pipeline() -> Plan:
@@ -82,10 +84,8 @@ MUTATIONS: dict[str, Callable[[Plan], Plan]] = {
 @pytest.mark.parametrize("said", MUTATIONS)
 def test_mutated_plans_are_rejected(said: str, tmp_path: Path) -> None:
     """From the file, as `gnnpar train plan=` reads it."""
-    with pytest.raises(ValueError, match="the plan cannot run: ") as caught:
+    with refused("the plan cannot run: .*" + re.escape(said)):
         Plan.load(MUTATIONS[said](pipeline()).save(tmp_path)).verify(num_nodes=12)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_plan_of_more_ranks_than_anybody_has_is_refused_in_a_short_line(tmp_path: Path) -> None:
@@ -103,9 +103,8 @@ def test_a_plan_for_something_else() -> None:
         ({"num_layers": 3}, "the plan has 4 layers, the model 3: set model.num_layers=4"),
         ({"num_nodes": 13}, "the plan places 12 nodes, the graph has 13"),
     ):
-        with pytest.raises(ValueError, match=r".*") as caught:
+        with pytest.raises(ValueError, match=re.escape(said)):
             plan.verify(**given)  # type: ignore[arg-type]
-        assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +128,8 @@ def test_a_plan_for_something_else() -> None:
 def test_malformed_files(change: Callable[[dict], dict], said: str, tmp_path: Path) -> None:
     file = pipeline().save(tmp_path)
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(ValueError, match=r".*") as caught:
+    with pytest.raises(ValueError, match=re.escape(said)):
         Plan.load(file)
-    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(

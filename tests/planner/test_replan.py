@@ -17,15 +17,14 @@ from gnnpar.config.compose import compose
 from gnnpar.placement import Placement, Plan
 from gnnpar.planner import replan
 from gnnpar.planner.replan import Replanner
-from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import NOMINAL
-from gnnpar.pricing.topology import one_host
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
 from gnnpar.track.keys import PHASES
 from gnnpar.training import loop
 from gnnpar.training.loop import since_of
 from gnnpar.training.result.result import WARMUP_EPOCHS
+from planner.machines import machine
 
 SAID: dict[str, Any] = {
     "label": "graph_parallel",
@@ -64,15 +63,13 @@ def test_a_prediction_that_holds_is_left_alone() -> None:
 
 
 def test_rates_and_links_are_told_what_they_take() -> None:
-    fabric = one_host(2, memory_bytes=1e9, rate=1e9, latency=1e-4)
-    setting = replan.corrected(
-        Machine(fabric, (NOMINAL,) * 2), {"compute": 2.0, "encode": 4.0, "wire": 3.0, "reduce": 0.5}
-    )
+    before = machine(2)
+    setting = replan.corrected(before, {"compute": 2.0, "encode": 4.0, "wire": 3.0, "reduce": 0.5})
     rates = setting.rates[0]
     assert rates.scale == 2.0
     assert rates.code_seconds(8, 1e6) == pytest.approx(4.0 * NOMINAL.code_seconds(8, 1e6))
     assert setting.fabric.rate(0, 1) == pytest.approx(1e9 / 3)
-    assert setting.fabric.latency(0, 1) == pytest.approx(3 * fabric.latency(0, 1))
+    assert setting.fabric.latency(0, 1) == pytest.approx(3 * before.fabric.latency(0, 1))
     assert rates.reduce[0] == pytest.approx(NOMINAL.reduce[0] / 2)
 
 
@@ -149,7 +146,7 @@ def losses_of(folder: Path) -> list[float]:
 @pytest.fixture
 def slow_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the warm-up the machine proves to have links so slow that a pipeline is better."""
-    slow = Machine(one_host(2, memory_bytes=1e12, rate=1e5, latency=1e-5), (NOMINAL,) * 2)
+    slow = machine(2, rate=1e5, latency=1e-5)
     monkeypatch.setattr(replan, "not_compared", lambda _: "")
     monkeypatch.setattr(replan, "setting_of", lambda *_: (slow, 2))
     monkeypatch.setattr(replan, "corrected", lambda setting, _: setting)

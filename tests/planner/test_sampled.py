@@ -31,13 +31,12 @@ from gnnpar.planner.extract import record
 from gnnpar.planner.planned import workload_of
 from gnnpar.planner.planner import recorded
 from gnnpar.pricing.ir import ModelIR
-from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.statistics import GraphStats, PartStats
-from gnnpar.pricing.topology import one_host
 from gnnpar.pricing.work import Work
 from gnnpar.verify.conformance import small_graph
+from planner.machines import machine
 
 NOTHING = Memory(features=0.0, structure=0.0)
 
@@ -56,10 +55,6 @@ def problem_of(workload: Workload) -> Problem:
 
 def drawn(strategy: Minibatch, inputs: Problem, *, ranks: int = 1, seed: int = 3) -> Drawn:
     return draw(strategy, replace(inputs, ranks=ranks, seed=seed))
-
-
-def machine(ranks: int) -> Machine:
-    return Machine(one_host(ranks, memory_bytes=1e12, rate=1e9, latency=5e-5), (NOMINAL,) * ranks)
 
 
 def work_of(ir: ModelIR, ranks: int = 1, nodes: int = 5000, edges: int = 60_000) -> Work:

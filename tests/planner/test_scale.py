@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
-from composing import configured
 from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
-from gnnpar.planner.extract import record
 from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import derived
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
 from gnnpar.pricing.work import Work
+from planner.machines import ir_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
@@ -59,8 +58,7 @@ def hosts() -> Fabric:
 
 @pytest.mark.parametrize("name", ["resgcn", "gat", "gcnii"])
 def test_equal_ranks_cost_what_counting_says(name: str) -> None:
-    made = configured("model", name, "model.num_layers=9", "model.hidden=64").build(32, 8, seed=0)
-    ir = record(made, 32)
+    ir = ir_of(name, layers=9)
     cluster = paper_of.Cluster(per_host=4, port=(50e9, 6e-6), nic=(3e9, 30e-6), rates=RATES)
     paper = paper_of.Paper(ir, GRAPH, law, cluster)
     machine = Machine(hosts(), (RATES,) * 8)

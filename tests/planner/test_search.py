@@ -9,14 +9,22 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from gnnpar.parallel.pipeline.cost import chain
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain
 from gnnpar.parallel.pipeline.placing import Line, place_layers
+from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.planner.halving import EPOCHS, check, halved
+from gnnpar.planner.planner import Evaluated, Planned
 from gnnpar.planner.search.tree import Evaluator, Space, climb, draw, published
+from gnnpar.pricing.price import Price
+from gnnpar.pricing.topology import Machines
+from gnnpar.settings import Measured
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
@@ -107,3 +115,43 @@ def test_equal_points_count_once() -> None:
     evaluate = Evaluator(Space({"a": [0, 1], "b": [0, 1]}), lambda p: p["a"] + p["b"], 10, lambda p: (p[0], 0))
     draw(evaluate, seed=0)
     assert set(evaluate.seen) == {(0, 0), (1, 0)}
+
+
+def planned(count: int) -> Planned:
+    """Candidates predicted at 1, 2, 3, ... seconds; the last is refused."""
+    evaluated = [
+        Evaluated(DeclaredCandidate(strategy=SAR(prefetch=i), parts=2), Price(phases={"compute": i + 1.0}), i + 1.0)
+        for i in range(count)
+    ]
+    refused = Evaluated(PipelineCandidate(stages=2), Price(phases={"compute": 0.5}), 0.5, "stale is not allowed")
+    nothing = cast("Any", None)
+    return Planned(nothing, (*evaluated, refused), "enumerate", 0, 0.0)
+
+
+def test_the_better_half_runs_for_longer_and_the_fastest_is_chosen() -> None:
+    """Of made-up times."""
+    found, seen = planned(6), []
+    truth = {0: 5.0, 1: 4.0, 2: 3.0, 3: 9.0}
+
+    def run(plan: Any, epochs: int) -> float:
+        seen.append((plan, epochs))
+        return truth[plan]
+
+    best, seconds = halved(found, 4, lambda p: cast("Any", p.candidate.as_json()["prefetch"]), run, lambda _: None)
+    assert seen == [(0, EPOCHS), (1, EPOCHS), (2, EPOCHS), (3, EPOCHS), (2, 2 * EPOCHS), (1, 2 * EPOCHS)]
+    assert best.chosen.candidate.as_json()["prefetch"] == 2
+    assert len(best.evaluated) == len(found.evaluated)
+    assert seconds == {p.candidate.label: truth[i] for i, p in enumerate(found.evaluated[:4])}
+
+
+def test_plans_are_measured_on_this_machine_with_a_core_a_rank() -> None:
+    settings: Any = SimpleNamespace(topology=Measured(cores=2), names={"topology": "measured"}, threads_per_rank="auto")
+    check(settings, 2, 4)
+    with pytest.raises(ValueError, match=r"--measure=4: 4 ranks of 1 threads share 2 cores.*set world_size=2"):
+        check(settings, 4, 4)
+    settings.topology = Machines(
+        devices={"cpu": {"type": "cpu", "memory": "1 GiB"}}, hosts=({"name": "h", "devices": {"cpu": 1}},)
+    )
+    settings.names = {"topology": "two_nodes"}
+    with pytest.raises(ValueError, match=r"--measure=4 runs plans on this machine, but topology=two_nodes"):
+        check(settings, 2, 4)
