@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gnnpar.cli.main import run
 from gnnpar.comm.world import Outcome
 from gnnpar.config.sweep import without_folders
+from gnnpar.launch.launch import world_of
 from gnnpar.launch.slurm import as_rank, first_host, tasks_per_node
 from gnnpar.settings import ConfigError
 
@@ -127,14 +129,11 @@ def test_wrong_slurm_variable_is_one_line(env: dict[str, str], line: str) -> Non
     ],
 )
 def test_wrong_rank_variable_is_one_line(
-    env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert run("train", ["debug=tiny", "strategy=graph_parallel"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"gnnpar: {line}")
-    assert err.count("\n") == 1
+    refused(f"gnnpar: {line}", "train", "debug=tiny", "strategy=graph_parallel")
 
 
 def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +146,6 @@ def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     seen = []
 
     def launched(settings, run_dir: Path, callbacks: object) -> Outcome:
-        from gnnpar.launch.launch import world_of
-
         seen.append((world_of(settings), run_dir))
         return Outcome("completed")
 
