@@ -10,6 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter
 
 from gnnpar.data import ogb, pyg
+from gnnpar.data.rmat import RMAT
+from gnnpar.data.synthetic import SBM
+from gnnpar.data.typed import TypedSBM
+from gnnpar.data.wordnet import WordNet
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "conf" / "dataset").glob("*.yaml"))
 
@@ -29,12 +33,12 @@ def test_yaml_lists_the_fields_of_its_class(file):
 def test_every_known_dataset_has_a_yaml():
     names = get_args(ogb.OGBDataset.__annotations__["name"])
     assert all(ogb._SOURCES[name].files for name in names)
-    assert {file.stem for file in FILES} >= {
-        *pyg._SOURCES,
-        *names,
-        "sbm",
-        "sbm_reddit",
-        "sbm_products",
-        "sbm_verdict",
-        "npz",
-    }
+    drawn = ("sbm", "sbm_reddit", "sbm_products", "sbm_verdict")
+    assert {file.stem for file in FILES} >= {*pyg._SOURCES, *names, *drawn, "npz"}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("sbm", SBM()), ("rmat", RMAT()), ("sbm_typed", TypedSBM()), ("wordnet", WordNet())]
+)
+def test_yaml_and_class_agree_on_the_default(name, config):
+    assert instantiate(OmegaConf.load(FILES[0].with_name(f"{name}.yaml"))) == config
