@@ -5,8 +5,6 @@ On a simulated GPU with a simulated CUDA graph (tests/simulated_graph.py).
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,14 +19,12 @@ from captured_runs import EPOCHS, WARM_UP, run, simulated
 from composing import ALIKE, PRESETS, configured, names, settings_of
 from engines import open_rank
 from gnnpar.comm.world import World
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
-from gnnpar.partition.shard import Shard
+from gnnpar.track.jsonl import read_rows
 from gnnpar.training import checks, loop
 from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.checks import refuse_capture
 from gnnpar.training.optim import SGD, Adam, AdamW
-from simulated_gpu import DEVICE, held, move
+from simulated_gpu import DEVICE, held
 from simulated_graph import Cuda, GraphWorld
 from synchronisation_runs import NETS, carries, job_of, place
 
@@ -200,13 +196,7 @@ def test_a_replay_with_a_gradient_that_is_not_finite_moves_nothing(cuda):
     job, _ = job_of("single", "gcn")
 
     def rank(comm):
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
-        model = move(copy.deepcopy(job.model))
-        engine = job.strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=job.seed)
-        )
-        optimizer = Adam().build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
+        engine, optimizer, model, shard = open_rank(job, comm, place=place)
         epochs = CapturedEpochs(engine, optimizer, comm, job.seed, model)
         for epoch in range(WARM_UP + 1):
             assert math.isfinite(epochs.train_epoch(epoch).loss)
@@ -243,9 +233,8 @@ def test_an_engine_without_a_launch_is_named(cuda):
         CapturedEpochs(object(), None, None, 0, None)  # type: ignore[arg-type]
 
 
-WORLD = World(
-    how="processes", size=2, local_size=2, threads_per_rank=1, cores=2, device="cuda", backend="nccl", links=None
-)
+SIZES = {"size": 2, "local_size": 2, "threads_per_rank": 1, "cores": 2}
+WORLD = World(how="processes", device="cuda", backend="nccl", links=None, **SIZES)
 
 
 @pytest.mark.quick(2)
@@ -273,13 +262,6 @@ def test_what_cannot_be_captured_is_one_line(overrides, world, line):
     assert "\n" not in str(refusal.value)
 
 
-def test_the_command_refuses_it_on_a_cpu(run_here):
-    done = run_here("train", "launch.cuda_graph=true", "device=cpu")
-    assert done.returncode == 2
-    assert done.stderr.startswith("gnnpar: launch.cuda_graph=true replays work of a GPU, and this run is on the CPU")
-    assert done.stderr.count("\n") == 1
-
-
 class _Counted:
     """A CapturedEpochs that runs epochs as they are, and says which were asked of it."""
 
@@ -305,7 +287,6 @@ def test_the_trainer_runs_probes_and_profiles_as_they_are(run_here, monkeypatch,
     overrides = ("strategy=single", "epochs=9", "fidelity_every=8", "launch.cuda_graph=true", "hydra.run.dir=run")
     done = run_here("train", *overrides, *small)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    timed = {row["epoch"]: row["time/timed"] for row in rows if "time/timed" in row}
+    timed = {row["epoch"]: row["time/timed"] for row in read_rows(tmp_path / "run") if "time/timed" in row}
     assert _Counted.asked == [1, 2, 3, 4, 6, 7], "0 and 8 are probed, 5 is the memory profile"
     assert timed == {epoch: int(epoch not in (0, 3, 5, 8)) for epoch in range(9)}

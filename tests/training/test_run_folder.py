@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
-from checkpoints import result, rows, train
+from checkpoints import SMALL, result, rows, train
 from conftest import Run, environment
 from gnnpar import api
-from gnnpar.cli.main import run
 from gnnpar.data.files import cached_folder
 from gnnpar.files import LOCK, FolderInUse, JsonObject, process_start, working_in
 from gnnpar.track.jsonl import Jsonl
@@ -37,22 +35,18 @@ def first(tmp_path: Path):
     run.cleanup()
 
 
-def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, run_here: Run) -> None:
+def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, refused: Callable[..., str]) -> None:
     folder = first.folder / "run"
     before = (folder / "config.yaml").read_bytes()
+    line = f"gnnpar: {folder} is in use by process {first.process.pid} of {socket.gethostname()} since "
     for how in ((), ("resume=auto",)):
-        done = run_here("train", *LONG, *ONE_PROCESS, "epochs=3", "seed=5", *how)
-        assert done.returncode == 2
-        pid = first.process.pid
-        assert done.stderr.startswith(f"gnnpar: {folder} is in use by process {pid} of {socket.gethostname()} since ")
-        assert done.stderr.endswith(": wait for it, or choose another hydra.run.dir\n")
-        assert done.stderr.count("\n") == 1
+        said = refused(line, "train", *LONG, *ONE_PROCESS, "epochs=3", "seed=5", *how)
+        assert said.endswith(": wait for it, or choose another hydra.run.dir\n")
     assert (folder / "config.yaml").read_bytes() == before
     first.process.send_signal(signal.SIGTERM)
     code, err, result = first.end()
     assert (code, err) == (1, "gnnpar: interrupted by a signal\n")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == list(range(result["epochs_done"]))
+    assert [row["epoch"] for row in rows(folder)] == list(range(result["epochs_done"]))
     assert (result["status"], result["seed"]) == ("interrupted", 0)
     assert not (folder / LOCK).read_text()
 
@@ -61,22 +55,19 @@ def test_resume_after_kill_takes_over_the_lock(first: Started, run_here: Run) ->
     folder = first.folder / "run"
     first.process.kill()
     first.process.wait()
-    done_before = len((folder / "metrics.jsonl").read_text().splitlines())
-    done = run_here("train", *LONG, *ONE_PROCESS, f"epochs={done_before + 2}", "resume=auto")
+    epochs = len((folder / "metrics.jsonl").read_text().splitlines()) + 2
+    done = run_here("train", *LONG, *ONE_PROCESS, f"epochs={epochs}", "resume=auto")
     assert (done.returncode, done.stderr) == (0, "")
-    pid = first.process.pid
-    assert f"{folder} was in use by process {pid} of {socket.gethostname()} since " in done.stdout
-    assert json.loads((folder / "result.json").read_text())["epochs_done"] == done_before + 2
+    assert f"{folder} was in use by process {first.process.pid} of {socket.gethostname()} since " in done.stdout
+    assert result(folder)["epochs_done"] == epochs
 
 
 def test_folder_lock_is_held_inside_the_block_only(tmp_path: Path) -> None:
+    line = rf"is in use by process {os.getpid()} of \S+ since 20.*: wait for it, or choose another"
     for _ in range(2):
         with working_in(tmp_path / "new", remedy="choose another", say=pytest.fail):
-            line = rf"is in use by process {os.getpid()} of \S+ since 20.*: wait for it, or choose another"
-            with (
-                pytest.raises(FolderInUse, match=line),
-                working_in(tmp_path / "new", remedy="choose another", say=print),
-            ):
+            again = working_in(tmp_path / "new", remedy="choose another", say=print)
+            with pytest.raises(FolderInUse, match=line), again:
                 pass
 
 
@@ -199,9 +190,6 @@ def test_run_with_rows_lost_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.
     assert result(tmp_path)["status"] == "failed"
 
 
-TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
-
-
 def test_runs_of_the_api_in_one_second_have_numbered_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(api.time, "strftime", lambda form: "2026-01-01/12-00-00")
@@ -210,7 +198,7 @@ def test_runs_of_the_api_in_one_second_have_numbered_folders(tmp_path: Path, mon
 
 
 def test_commands_in_one_second_have_numbered_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_here: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Still(datetime):
         @classmethod
@@ -218,14 +206,11 @@ def test_commands_in_one_second_have_numbered_folders(
             return cls(2026, 1, 2, 3, 4, 5)
 
     monkeypatch.setattr("hydra.core.utils.datetime", Still)
-    monkeypatch.chdir(tmp_path)
-    day = Path("outputs/2026-01-02")
+    day, job = tmp_path / "outputs/2026-01-02", ("train", *SMALL, "strategy=single", "epochs=1")
     for seed in range(2):
-        assert run("train", [*TINY, f"seed={seed}"]) == 0
-    third = day / "03-04-05-3"
-    with working_in(third, remedy="wait", say=print):
-        assert run("train", [*TINY, "seed=2"]) == 0
-        assert run("train", [*TINY, f"hydra.run.dir={third}"]) == 2
-    assert "is in use" in capsys.readouterr().err
+        assert run_here(*job, f"seed={seed}").returncode == 0
+    with working_in(day / "03-04-05-3", remedy="wait", say=print):
+        assert run_here(*job, "seed=2").returncode == 0
+        refused("is in use", *job, f"hydra.run.dir={day}/03-04-05-3")
     folders = [day / name for name in ("03-04-05", "03-04-05-2", "03-04-05-4")]
     assert [result(folder)["seed"] for folder in folders] == [0, 1, 2]
