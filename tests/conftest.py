@@ -99,6 +99,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in tmp_path, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def run_python(tmp_path: Path) -> Run:
     """python(*arguments) in a process and a folder of its own; `env` adds variables."""
 

@@ -44,10 +44,7 @@ KWARGS: Any = {"model.kwargs": {"hidden": 5}}
 QUICK: Any = {"comm": "threads", "epochs": 2, "model.hidden": 8}
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def graph() -> Data:

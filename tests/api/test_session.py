@@ -39,10 +39,7 @@ with gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", partition="rando
 """
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def alone(model: Any = "gcn", **keys: Any) -> Session:

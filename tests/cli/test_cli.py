@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import startup
 from conftest import Run, environment
 from gnnpar.cli import check, doctor, estimate, partition, plan, predict
 from gnnpar.cli.main import COMMANDS, refuse, run
@@ -224,3 +225,11 @@ def test_output_in_ascii_is_escaped(run_python: Run) -> None:
     code = "from gnnpar.__main__ import main; import sys; sys.argv = ['gnnpar', '--version']; main(); print('é')"
     done = run_python("-c", code, PYTHONIOENCODING="ascii:strict")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "\\xe9")
+
+
+def test_startup_of_a_failing_command_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    startup.main(["--runs", "1", "--only", "`gnnpar --help`"])
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("| `gnnpar --help` | 0.1 | 0.") and row.count("|") == 5
+    with pytest.raises(RuntimeError, match="gnnpar nonsense: exit code 2"):
+        startup.cpu_seconds(("nonsense",), None, startup.ROOT)

@@ -231,16 +231,8 @@ def test_snapshot_as_a_line() -> None:
 
 
 def test_job_that_was_killed_goes_on_from_its_last_checkpoint(run_here: Run, tmp_path: Path) -> None:
-    command = (
-        "train",
-        "-m",
-        *JOB,
-        "tracker=jsonl",
-        "checkpoint.every=1",
-        "hydra.sweep.dir=sweep",
-        "seed=0",
-        "epochs=4",
-    )
+    kept = ("tracker=jsonl", "checkpoint.every=1", "hydra.sweep.dir=sweep")
+    command = ("train", "-m", *JOB, *kept, "seed=0", "epochs=4")
     assert run_here(*command).returncode == 0
     job = tmp_path / "sweep" / "0"
     losses = [row["loss/train"] for row in read_rows(job)]

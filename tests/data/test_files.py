@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -105,20 +106,12 @@ def test_processing_leaves_data_dir_alone_and_follows_changed_files(tmp_path):
 
     def write(nodes: int) -> None:
         """A path graph in the layout of the Amazon files, ten classes."""
-        indptr = np.arange(nodes + 1)
-        indptr[-1] = nodes - 1
-        np.savez(
-            raw / "amazon_electronics_computers.npz",
-            adj_data=np.ones(nodes - 1, dtype=np.float32),
-            adj_indices=np.arange(1, nodes),
-            adj_indptr=indptr,
-            adj_shape=np.array([nodes, nodes]),
-            attr_data=np.ones(nodes, dtype=np.float32),
-            attr_indices=np.zeros(nodes, dtype=np.int32),
-            attr_indptr=np.arange(nodes + 1),
-            attr_shape=np.array([nodes, 3]),
-            labels=np.arange(nodes) % 10,
-        )
+        path = scipy.sparse.eye_array(nodes, k=1, dtype=np.float32, format="csr")
+        x = scipy.sparse.csr_array(np.eye(1, 3, dtype=np.float32).repeat(nodes, 0))
+        matrices = {"adj": path, "attr": x}
+        parts = ("data", "indices", "indptr", "shape")
+        arrays: dict = {f"{key}_{part}": getattr(matrices[key], part) for key in matrices for part in parts}
+        np.savez(raw / "amazon_electronics_computers.npz", labels=np.arange(nodes) % 10, **arrays)
 
     config = PyGDataset(name="computers", split="random")
     write(60)

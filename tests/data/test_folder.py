@@ -1,5 +1,9 @@
 """dataset=folder: read whole and in chunks it is the same graph; the bucket sort gives canonical edges."""
 
+from __future__ import annotations
+
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +17,7 @@ import torch
 from gnnpar import files
 from gnnpar.config.compose import compose
 from gnnpar.data import stored
-from gnnpar.data.columns import Column, ColumnWriter
+from gnnpar.data.columns import Column, ColumnWriter, load_npy
 from gnnpar.data.files import find_folder
 from gnnpar.data.folder import Folder
 from gnnpar.data.preprocess import Preprocess, canonical_edges
@@ -215,3 +219,45 @@ def test_two_lists_of_edges_are_refused(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", np.array(array))
     with pytest.raises(ValueError, match=r"edges are src and dst, or indices and indptr; remove indices\.npy"):
         Folder(name="g", path=str(tmp_path)).load(None, 0)
+
+
+class Circle:
+    """Ends by collection: Python runs, and threads change, while numpy parses."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(50):
+            pass
+
+
+def nested(depth: int, call: Callable[[], None]) -> None:
+    call() if depth == 0 else nested(depth - 1, call)
+
+
+def test_threads_at_different_depths_of_the_stack_read_what_was_saved(tmp_path: Path) -> None:
+    file, expected = tmp_path / "rows.npy", np.arange(5)
+    np.save(file, expected)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in range(2000):
+                for _ in range(20):
+                    Circle()
+                assert np.array_equal(load_npy(file), expected)
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=nested, args=(depth, read)) for depth in (0, 20, 50, 100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors

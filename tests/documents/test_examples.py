@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from conftest import ROOT, environment
+from conftest import ROOT, Run, environment
 from gnnpar.models.pyg.model import PyG
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.verify.conformance import check
@@ -40,11 +39,8 @@ def test_a_script_runs_alone(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert last < first
 
 
-def test_a_script_runs_on_two_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(FOLDER / "transformer.py")]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=200
-    )
+def test_a_script_runs_on_two_ranks(run_python: Run) -> None:
+    done = run_python("-m", "torch.distributed.run", "--nproc-per-node", "2", str(FOLDER / "transformer.py"))
     assert done.returncode == 0, done.stderr[-3000:]
     ranks, first, last = losses(done.stdout)
     assert ranks == 2

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, environment
+from conftest import ROOT, Run
 from gnnpar.paths import GROUP
 from tutorial_steps import Command, blocks, commands, missing
 
@@ -17,17 +15,9 @@ PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "quickstart.md"], ids=lambda page: page.stem)
-def test_every_block_runs(page: Path, tmp_path: Path) -> None:
+def test_every_block_runs(run_python: Run, page: Path) -> None:
     assert len(blocks(page)) >= 2
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "tutorial_steps.py"), str(page)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
-    )
+    done = run_python(str(ROOT / "tests" / "tutorial_steps.py"), str(page), timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

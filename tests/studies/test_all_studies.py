@@ -1,9 +1,10 @@
 """make compare runs what the decision table rests on, make studies all else; what has ended is not run again."""
 
-import importlib.util
+import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,14 +18,8 @@ EXPERIMENTS = ROOT / "experiments"
 
 
 @pytest.fixture
-def suite() -> Any:
-    spec = importlib.util.spec_from_file_location("all_studies", EXPERIMENTS / "all_studies.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["all_studies"] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["all_studies"]
+def suite(module: Callable[..., Any]) -> Any:
+    return module("all_studies")
 
 
 def rested_on() -> set[str]:
@@ -109,3 +104,40 @@ def test_the_copy_keeps_lines_that_are_there(suite: ModuleType, tmp_path: Path) 
     (folder / "results.jsonl").write_text("{}\n")
     assert (suite.copied(tmp_path) / "scale" / "run.py").exists()
     assert (folder / "results.jsonl").read_text() == "{}\n"
+
+
+@pytest.fixture
+def bench(module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("GNNPAR_DATA", "data")  # which is not there
+    return module("run", "bench_peers")
+
+
+def test_a_go_measures_continues_and_begins_anew(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.OUT == ROOT / "outputs" / "bench_peers" / "results.jsonl"
+    calls: list[str] = []
+
+    def measure(name: str, *_: object) -> list[dict[str, Any]]:
+        calls.append(name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return [{"cell": name, "go": len(calls)}]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "has", lambda *_: True)
+    monkeypatch.chdir(tmp_path)  # without data/debian
+    out, cells = tmp_path / "new" / "lines.jsonl", ["gcn | 1 thread", "gcn | rmat"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--cells", *cells, "gat | debian"])
+    with pytest.raises(KeyboardInterrupt):
+        bench.main()
+    bench.main()
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        {"cell": cells[0], "go": 1},
+        {"cell": cells[1], "go": 3},
+    ]
+    bench.main()
+    assert calls == [*cells, cells[1], *cells]
+    said = capsys.readouterr().out
+    assert f"2 of 2 cells are measured now -> {out}" in said and "1 of 2 cells are measured now" in said
+    assert "data/debian/debian.npz is not there: the cells of debian are left out" in said

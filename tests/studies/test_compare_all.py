@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import ROOT, environment
+from conftest import ROOT, Run
 from gnnpar.config.compose import compose
 
 FOLDER = ROOT / "experiments" / "compare_all"
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """module(name): one of the study's, its neighbours first on the path. Other studies have modules of these names."""
-    for name in studied():
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [str(FOLDER), str(FOLDER.parent), *sys.path])
-    yield importlib.import_module
-    for name in studied():
-        del sys.modules[name]
-
-
-def studied() -> list[str]:
-    """Modules of experiments that are loaded."""
-    files = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
-    return [name for name, file in files.items() if file.startswith(str(FOLDER.parent))]
+def module(module: Callable[..., Any]) -> Callable[[str], Any]:
+    return partial(module, folder="compare_all")
 
 
 def row(job: str, *, model: str = "gcn", seed: int = 0, block: int = 0, seconds: float = 1.0, test: float = 0.8) -> Any:
@@ -254,19 +242,11 @@ def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any) -> None:
     ]
 
 
-def test_pages_lead_to_every_study(module: Any, tmp_path: Path) -> None:
+def test_pages_lead_to_every_study(module: Any, run_python: Run, tmp_path: Path) -> None:
     records = module("records")
     kept = [row for row in records.read(FOLDER / "accuracy.jsonl") if row["job"] in ("single", "control", "adaqp")]
     records.append(tmp_path / "quick_accuracy.jsonl", kept[::5])
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "report.py"), "--quick", "--folder", str(tmp_path), "--page", str(tmp_path)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python(str(FOLDER / "report.py"), "--quick", "--folder", str(tmp_path), "--page", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("A rehearsal")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,16 +18,6 @@ FILES = {file.parent for file in EXPERIMENTS.glob("*/*.yaml") if "\nmethods:" in
 MEASURED = sorted(PROGRAMS | FILES)
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-@pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """experiments/check.py."""
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    before = set(sys.modules)
-    yield import_module("check")
-    for name in (set(sys.modules) - before) & {file.stem for file in EXPERIMENTS.glob("*.py")}:
-        del sys.modules[name]
 
 
 def maker(svg: str) -> str:

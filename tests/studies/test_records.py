@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import lzma
 import random
 import subprocess
@@ -15,11 +14,10 @@ import pytest
 
 from conftest import ROOT
 
-spec = importlib.util.spec_from_file_location("study_records", ROOT / "experiments" / "records.py")
-assert spec is not None
-assert spec.loader is not None
-records: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(records)
+
+@pytest.fixture
+def records(module: Callable[..., Any]) -> Any:
+    return module("records")
 
 
 def rows(first: int, last: int) -> list[dict[str, Any]]:
@@ -28,13 +26,13 @@ def rows(first: int, last: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a study whose parts hold few lines."""
     monkeypatch.setattr(records, "PART_BYTES", 1000)
     return tmp_path / "results.jsonl"
 
 
-def test_packed_lines_are_the_lines_and_appending_goes_on(file: Path) -> None:
+def test_packed_lines_are_the_lines_and_appending_goes_on(records: Any, file: Path) -> None:
     assert records.read(file) == []
     records.append(file, rows(0, 40))
     text = file.read_bytes()
@@ -52,7 +50,7 @@ def test_packed_lines_are_the_lines_and_appending_goes_on(file: Path) -> None:
     assert {each.suffix for each in file.parent.iterdir()} == {".xz"}
 
 
-def test_fewer_lines_leave_no_part_of_the_former(file: Path) -> None:
+def test_fewer_lines_leave_no_part_of_the_former(records: Any, file: Path) -> None:
     records.append(file, rows(0, 40))
     records.pack(file)
     records.replace(file, rows(50, 53))
@@ -62,7 +60,7 @@ def test_fewer_lines_leave_no_part_of_the_former(file: Path) -> None:
     assert len(list(file.parent.iterdir())) == 1
 
 
-def test_new_lines_of_a_changed_checkout_are_not_packed(file: Path) -> None:
+def test_new_lines_of_a_changed_checkout_are_not_packed(records: Any, file: Path) -> None:
     """Those of before stay what they are."""
     records.append(file, [{"block": 0, "result": {"commit": "0123abc+"}}])
     with pytest.raises(SystemExit, match="1 new lines are of a checkout with changes; commit them and measure again"):
@@ -73,7 +71,7 @@ def test_new_lines_of_a_changed_checkout_are_not_packed(file: Path) -> None:
     assert len(records.read(file)) == 2
 
 
-def test_lines_of_changed_checkouts_become_no_more() -> None:
+def test_lines_of_changed_checkouts_become_no_more(records: Any) -> None:
     """Studies that are to be measured again; who does so takes them out."""
     found = Counter(
         part.parent.name
@@ -92,7 +90,9 @@ def test_lines_of_changed_checkouts_become_no_more() -> None:
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_packing_that_is_stopped_can_be_repeated(file: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_packing_that_is_stopped_can_be_repeated(
+    records: Any, file: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     """Stopped after so many changes of the folder, old parts beside new ones: the plain file still counts."""
     records.append(file, rows(0, 40))
     records.pack(file)
@@ -118,7 +118,9 @@ def test_packing_that_is_stopped_can_be_repeated(file: Path, monkeypatch: pytest
     assert records.read(file) == rows(7, 40)
 
 
-def test_two_studies_that_unpack_at_once_lose_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_studies_that_unpack_at_once_lose_nothing(
+    records: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other one unpacks and appends while this one unpacks."""
     records.append(file, rows(0, 5))
     records.pack(file)
@@ -136,7 +138,7 @@ def test_two_studies_that_unpack_at_once_lose_nothing(file: Path, monkeypatch: p
     assert records.read(file) == rows(0, 7)
 
 
-def test_a_study_that_runs_is_not_packed_away(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_runs_is_not_packed_away(records: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records.append(file, rows(0, 3))
     compress = records.lzma.compress
 
@@ -150,7 +152,7 @@ def test_a_study_that_runs_is_not_packed_away(file: Path, monkeypatch: pytest.Mo
     assert records.read(file) == rows(0, 4)
 
 
-def test_a_part_above_the_limit_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_above_the_limit_is_refused(records: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LIMIT_BYTES", 100)
     records.append(file, rows(0, 9))
     with pytest.raises(SystemExit, match="the limit is 100"):
@@ -165,7 +167,7 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
-def test_no_tracked_file_is_above_the_limit_and_lines_are_packed() -> None:
+def test_no_tracked_file_is_above_the_limit_and_lines_are_packed(records: Any) -> None:
     sizes = {file.relative_to(ROOT): file.stat().st_size for file in tracked()}
     assert {file: size for file, size in sizes.items() if size > records.LIMIT_BYTES} == {}
     studies = {file: size for file, size in sizes.items() if file.parts[0] == "experiments"}
@@ -173,7 +175,7 @@ def test_no_tracked_file_is_above_the_limit_and_lines_are_packed() -> None:
     assert sum(studies.values()) < 8_000_000
 
 
-def test_committed_parts_are_whole() -> None:
+def test_committed_parts_are_whole(records: Any) -> None:
     """Every part belongs to lines that can be read, and no number is missing."""
     found = sorted((ROOT / "experiments").glob("*/*.xz"))
     names = {file.with_name(file.name.rsplit(".", 2)[0]) for file in found}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +11,21 @@ import hydra
 import pytest
 
 from composing import names
-from conftest import ROOT
 from gnnpar.__main__ import main
 from gnnpar.config.compose import compose, search_installed
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError
 from gnnpar.training.optim import Adam
 
-sys.path.insert(0, str(ROOT / "experiments" / "compare_all"))
-
-tune: Any = import_module("tune")
-blocks: Any = tune.blocks
-records: Any = tune.records
-
 JOB = ["strategy=adaqp", "model=gcn", "epochs=4"]
 
 
-def test_every_space_names_keys_that_are_there() -> None:
+@pytest.fixture
+def tune(module: Callable[..., Any]) -> Any:
+    return module("tune", "compare_all")
+
+
+def test_every_space_names_keys_that_are_there(tune: Any) -> None:
     """A model's space beside a strategy's, composed as trials are."""
     settings_of = {
         "mix": ["strategy=gnnpipe", "strategy.gradient=mix"],
@@ -50,7 +46,7 @@ def test_every_space_names_keys_that_are_there() -> None:
         assert 1e-3 <= settings.optim.lr <= 3e-2
 
 
-def test_a_space_is_what_hydra_sweeps_over() -> None:
+def test_a_space_is_what_hydra_sweeps_over(tune: Any) -> None:
     search_installed()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         asked = ["+tune=[gat,width]", "+tune/strategy=adaqp", "strategy=adaqp", "hydra/sweeper=search"]
@@ -60,7 +56,7 @@ def test_a_space_is_what_hydra_sweeps_over() -> None:
     assert "tune" not in config
 
 
-def test_trials_draw_the_same_for_every_strategy() -> None:
+def test_trials_draw_the_same_for_every_strategy(tune: Any) -> None:
     shared, own = tune.read_space("gcn"), tune.space_of("gcn", JOB)
     assert set(shared) < set(own)
     assert tune.draw(own, 0, seed=3) == []
@@ -77,7 +73,7 @@ def test_trials_draw_the_same_for_every_strategy() -> None:
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def trained(tune: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Overrides of all trials; validation is best at the lowest dropout, and a period of 20 fails."""
     asked: list[list[str]] = []
 
@@ -90,11 +86,11 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         facts = {"epochs": 4, "epochs_done": 4, "commit": "abc", "hardware": "", "versions": {}, "hashes": {}}
         return {"result": {"metric": metric, **facts}, "curve": [{"metric/test": 0.123456}]}
 
-    monkeypatch.setattr(blocks, "train", train)
+    monkeypatch.setattr(tune.blocks, "train", train)
     return asked
 
 
-def test_a_search(trained: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search(tune: Any, trained: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Chosen on validation; equal budgets; goes on where it was stopped; nothing of the test set is written down."""
     out = tmp_path / "new" / "tune.jsonl"
     first = tune.tuned(JOB, space="gcn", trials=3, seed=0, out=out)
@@ -102,7 +98,7 @@ def test_a_search(trained: list[list[str]], tmp_path: Path, capsys: pytest.Captu
     assert all("seed=1000" in overrides for overrides in trained)
     best = tune.tuned([*JOB, "seed=5", "block=2"], space="gcn", trials=8, seed=0, out=out)  # the same job
     assert len(trained) == 8
-    rows = records.read(out)
+    rows = tune.records.read(out)
     assert [row["trial"] for row in rows] == list(range(8))
     assert rows[0]["overrides"] == []
     assert any("longer than the run" in (row["error"] or "") for row in rows)
@@ -122,7 +118,7 @@ def test_a_search(trained: list[list[str]], tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("trained")
-def test_what_cannot_be_tuned_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_tuned_is_said(tune: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for job, space, trials, said in (
         (JOB, "gnc", 2, "space=gnc does not exist, did you mean gin?"),
         (JOB, "gcn", 0, "trials=0 tries nothing"),
@@ -139,17 +135,17 @@ def test_what_cannot_be_tuned_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_are_runs(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two strategies on a tiny graph, as the command does it; here without a process a run."""
     monkeypatch.chdir(tmp_path)
 
     def call(arguments: Sequence[str], *, failures: bool = False) -> None:
         assert main(["train", *arguments, "tracker=jsonl"]) == 0
 
-    monkeypatch.setattr(blocks, "call", call)
+    monkeypatch.setattr(tune.blocks, "call", call)
     tiny = ["model=gcn", "dataset.num_nodes=200", "model.hidden=8", "world_size=2", "comm=threads", "epochs=3"]
     assert tune.main(["strategy=graph_parallel,gnnpipe", *tiny, "--trials", "2", "--out", "tune.jsonl"]) == 0
-    rows = records.read(tmp_path / "tune.jsonl")
+    rows = tune.records.read(tmp_path / "tune.jsonl")
     assert [(row["job"].split()[0], row["trial"], row["epochs_done"]) for row in rows] == [
         (f"strategy={name}", trial, 3) for name in ("graph_parallel", "gnnpipe") for trial in (0, 1)
     ]

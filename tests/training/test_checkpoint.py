@@ -80,18 +80,11 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return train_until
 
 
+RARE = ("out of core, adaptive", "steps of clusters", "steps of random nodes", "rounds of peers", "kept features")
+
+
 @pytest.mark.quick(5)
-@pytest.mark.parametrize(
-    "case",
-    rest_slow(
-        [*names("strategy"), *VARIANTS],
-        "out of core, adaptive",
-        "steps of clusters",
-        "steps of random nodes",
-        "rounds of peers",
-        "kept features",
-    ),
-)
+@pytest.mark.parametrize("case", rest_slow([*names("strategy"), *VARIANTS], *RARE))
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, interrupt, case: str) -> None:
     common = (*(VARIANTS[case].split() if case in VARIANTS else strategy_of(case)), "epochs=6", "fidelity_every=4")
     whole, parted = tmp_path / "whole", tmp_path / "parted"
@@ -116,14 +109,12 @@ ALIKE = (*PRESETS, "adaqp", "bns", "cagnet", "digest", "pipegcn", "sancus")
 SLOW = {*EACH, *((name, "all") for name in ALIKE)} - {("gnnpipe", "buffers"), ("graph_parallel", "batch_norm")}
 
 
+CASES = [each for each in (*EVERY, *EACH) if each not in NEVER]
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(
-    ("case", "kind"),
-    [
-        pytest.param(*each, marks=pytest.mark.slow) if each in SLOW else each
-        for each in (*EVERY, *EACH)
-        if each not in NEVER
-    ],
+    ("case", "kind"), [pytest.param(*each, marks=pytest.mark.slow) if each in SLOW else each for each in CASES]
 )
 def test_a_checkpoint_has_all_weights_of_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kind: str

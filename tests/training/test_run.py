@@ -143,28 +143,6 @@ def test_what_a_rank_finds_wrong_is_one_line(refused: Callable[..., str], job: t
     refused(line, "train", *job, "comm=threads", *small, code=1)
 
 
-@pytest.mark.slow
-def test_sar_equals_graph_parallel_and_says_what_it_pushed(run_here: Run, tmp_path: Path) -> None:
-    common = ("model=gat", "model.hidden=16", "world_size=4", "comm=threads", "epochs=3", "eval_every=3", *SMALL)
-    for name in ("graph_parallel", "sar"):
-        done = run_here("train", f"strategy={name}", *common, f"hydra.run.dir={name}")
-        assert done.returncode == 0, done.stderr
-    got, expected = read_rows(tmp_path / "sar"), read_rows(tmp_path / "graph_parallel")
-    for mine, theirs in zip(got, expected, strict=True):
-        assert mine["loss/train"] == pytest.approx(theirs["loss/train"], rel=1e-6)
-    found, theirs = result(tmp_path / "sar"), result(tmp_path / "graph_parallel")
-    assert found["metric"]["test"] == theirs["metric"]["test"]
-    assert found["bytes_per_epoch"]["push"] > 0
-    assert found["bytes_per_epoch"]["backward"] == found["bytes_per_epoch"]["remat"] == 0
-    assert found["bytes_per_epoch"]["forward"] == theirs["bytes_per_epoch"]["forward"]
-    planned = json.loads((tmp_path / "sar" / "plan.json").read_text())
-    assert "layers" not in planned
-    assert [planned["strategy"][key] for key in ("rounds", "prefetch", "backward")] == ["part", 1, "push"]
-    again = run_here("train", "plan=sar/plan.json", *common, "hydra.run.dir=again")
-    assert again.returncode == 0, again.stderr
-    assert read_rows(tmp_path / "again")[-1]["loss/train"] == got[-1]["loss/train"]
-
-
 def test_out_of_core_is_the_same_training(run_here: Run, tmp_path: Path) -> None:
     common = ("model=gat", "epochs=3", "eval_every=3", *SMALL)
     for name, more in {"single": (), "sar": ("strategy.logical_parts=4",)}.items():
