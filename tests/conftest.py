@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,22 @@ def refused(run_here: Run) -> Callable[..., str]:
         return done.stderr
 
     return refuse
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six epochs of GCN on one device, a run of a second."""
+    from checkpoints import train
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert train(folder, "strategy=single", "epochs=6").exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def finished(trained_once: Path, tmp_path: Path) -> Path:
+    """A copy of it, tmp_path/run."""
+    return Path(shutil.copytree(trained_once, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

@@ -519,7 +519,6 @@ def test_arrays_of_other_widths_and_byte_orders_are_read_and_masked_ones_refused
 
 
 def test_compose_inside_an_application_of_hydra_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gnnpar.train in an application of Hydra."""
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(tmp_path)):
         (tmp_path / "app.yaml").write_text("x: 1\n")
         assert compose(["dataset=sbm", "dataset.num_nodes=60"]).resolved["dataset"]["num_nodes"] == 60
@@ -527,14 +526,12 @@ def test_compose_inside_an_application_of_hydra_works(tmp_path: Path, monkeypatc
 
 
 def test_text_from_python_stays_text() -> None:
-    """A model that was given by its name got 1.1 for "1.10"."""
     kwargs = {"version": "1.10", "tag": "null", "n": "1_000", "truth": "TRUE", "e": "1e3", "word": "relu", "size": 2}
     overrides = as_overrides({"model": "pyg", "model.target": "torch_geometric.nn.GCN", "model.kwargs": kwargs})
     assert compose(["dataset=sbm", *overrides]).resolved["model"]["kwargs"] == kwargs
 
 
 def test_arguments_of_a_model_stay_the_callers() -> None:
-    """The second call had the dropout of the first."""
     given = {"hidden_channels": 8, "num_layers": 2}
     whole, part = {"model.kwargs": given}, {"model.kwargs.dropout": 0.9}
     for overrides in (whole | part, part | whole):

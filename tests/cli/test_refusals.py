@@ -12,6 +12,7 @@ import gnnpar
 
 Refused = Callable[..., str]
 NO_RESULT = "a job is the same wherever its data lies, and whatever it keeps"
+CLUSTERS = "dataset=sbm strategy=minibatch strategy.sampler=cluster strategy.clusters=1000000"
 ONE_JOB = "train dataset=sbm strategy=single epochs=1"
 
 
@@ -23,6 +24,10 @@ ONE_JOB = "train dataset=sbm strategy=single epochs=1"
         ("train strategy=gnnpipe world_size=4", "2 layers cannot fill 4 stages: use model.num_layers=4 or more"),
         ("train strategy=single strategy.logical_parts=2", "strategy has no keys; it is a key of strategy=sar"),
         ("train strategy=gnnpipe first_layer=cached", "first_layer=cached is for strategies without chunks or batches"),
+        (
+            f"train {CLUSTERS}",
+            "strategy.clusters=1000000, but the graph has 3000 nodes: give at most one cluster a node",
+        ),
         ("train debug=null dataset=sbm", "debug=null: a group is chosen by a name"),
         (f"train epochs={'[' * 3000}{']' * 3000}", "nested too deep"),
         ("train resume=nowhere", "resume=nowhere holds no checkpoint; give the folder of a run with checkpoint/"),
@@ -65,7 +70,6 @@ def test_command_is_refused_in_one_line(refused: Refused, tmp_path: Path, comman
 
 @pytest.mark.parametrize("key", ["hydra.run.dir=", "hydra.run.dir=''", "cache_dir=", "resume=", "shards=", "plan="])
 def test_empty_path_is_refused(refused: Refused, tmp_path: Path, key: str) -> None:
-    """`hydra.run.dir=$UNSET` replaced config.yaml of the working directory."""
     (tmp_path / "config.yaml").write_text("mine")
     refused("is empty, and names nothing", *ONE_JOB.split(), key)
     assert (tmp_path / "config.yaml").read_text() == "mine"

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from checkpoints import result, train
 from conftest import ROOT, Run
 from gnnpar.cli import study as command
 from gnnpar.config.study import Study, Variant, job_overrides, listed, read_study
@@ -342,11 +341,9 @@ def test_variant_name_is_shown_without_control_characters(tmp_path: Path, capsys
     assert "\\x1b" in said and "\x1b]0" not in said
 
 
-def test_study_with_changed_data_is_refused(tmp_path: Path) -> None:
-    train(tmp_path / "run", "strategy=single", "epochs=1")
-    mine = result(tmp_path / "run")
-    other = {**mine, "hashes": {**mine["hashes"], "graph": "0" * 64}}
+def test_study_with_changed_data_is_refused(template: dict[str, Any], tmp_path: Path) -> None:
+    other = {**template, "hashes": {**template["hashes"], "graph": "0" * 64}}
     base, other_one = (Variant(name, ()) for name in ("", "a"))
-    command.refuse_other_data({(base, 0, 0): mine, (other_one, 0, 0): mine}, tmp_path)
+    command.refuse_other_data({(base, 0, 0): template, (other_one, 0, 0): template}, tmp_path)
     with pytest.raises(ConfigError, match="its data has changed between two starts"):
-        command.refuse_other_data({(base, 0, 0): mine, (other_one, 0, 0): other}, tmp_path)
+        command.refuse_other_data({(base, 0, 0): template, (other_one, 0, 0): other}, tmp_path)

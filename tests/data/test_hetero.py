@@ -62,8 +62,6 @@ def test_an_encoder_is_one_for_each_type() -> None:
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
 @pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])
 def test_nodes_of_other_types_have_no_label(task: TaskName, dtype: torch.dtype) -> None:
-    """Of booleans they had the first class, or none of several, and -1 of whole numbers as targets; a random split took
-    them."""
     data, numbers = hetero(), torch.arange(12)
     classes = (numbers[:, None] + torch.arange(3)) % 2
     data["paper"].y = (classes if task == "multi_label" else classes[:, 0]).to(dtype)

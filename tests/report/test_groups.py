@@ -71,7 +71,6 @@ def test_accuracies_are_paired_by_seed_and_stand_beside_the_control(plant: Plant
 
 
 def test_a_run_that_went_on_from_another_training_is_no_sample_of_its_seed(plant: Plant, tmp_path: Path) -> None:
-    """It was counted where a plain run of the seed stood before it, and turned a verdict."""
     for seed in range(6):
         plant(f"single{seed}", seed=seed, **accurate(80 + seed))
         plant(f"ours{seed}", seed=seed, **OURS, **accurate(80 + seed))

@@ -61,7 +61,6 @@ def test_fewer_lines_leave_no_part_of_the_former(records: Any, file: Path) -> No
 
 
 def test_new_lines_of_a_changed_checkout_are_not_packed(records: Any, file: Path) -> None:
-    """Those of before stay what they are."""
     records.append(file, [{"block": 0, "result": {"commit": "0123abc+"}}])
     with pytest.raises(SystemExit, match="1 new lines are of a checkout with changes; commit them and measure again"):
         records.pack(file)
@@ -72,7 +71,6 @@ def test_new_lines_of_a_changed_checkout_are_not_packed(records: Any, file: Path
 
 
 def test_lines_of_changed_checkouts_become_no_more(records: Any) -> None:
-    """Studies that are to be measured again; who does so takes them out."""
     found = Counter(
         part.parent.name
         for part in (ROOT / "experiments").glob("*/*.jsonl.*.xz")

@@ -136,7 +136,6 @@ def test_what_cannot_be_tuned_is_said(tune: Any, tmp_path: Path, capsys: pytest.
 
 
 def test_trials_are_runs(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two strategies on a tiny graph, as the command does it; here without a process a run."""
     monkeypatch.chdir(tmp_path)
 
     def call(arguments: Sequence[str], *, failures: bool = False) -> None:

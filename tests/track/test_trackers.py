@@ -166,7 +166,6 @@ def test_a_picture_stays_small_and_shows_stages(capsys: pytest.CaptureFixture) -
 
 
 def test_a_warning_on_a_full_disk_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """wandb was out of reach, stderr a file on a full disk, and the training failed."""
 
     def full(text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -387,7 +387,6 @@ def test_run_that_has_stopped_early_trains_no_further_on_resume(tmp_path: Path) 
 
 
 def test_result_of_a_run_resumed_with_other_settings_names_them(tmp_path: Path) -> None:
-    """A lossy strategy had the accuracy of the exact run whose checkpoint it was given."""
     for name in ("exact", "alike"):
         train(tmp_path / name, "strategy=single", "seed=3", "epochs=4")
     train(tmp_path / "lossy", "strategy=graph_parallel", "codec=drop", "world_size=2", "seed=0", "epochs=4")

@@ -67,15 +67,6 @@ def test_unwritable_run_folder_is_one_line(run_here: Run, unwritable: Path, swee
     assert line.endswith((": File exists", ": Not a directory", "is a file", ": Read-only file system"))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from checkpoints import train
-
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert train(folder, "strategy=single", "epochs=2").exit_code == 0
-    return folder
-
-
 @pytest.mark.parametrize("unwritable", PLACES, indirect=True)
 @pytest.mark.parametrize(
     "command",

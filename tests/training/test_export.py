@@ -87,7 +87,6 @@ def test_every_model_has_a_program_for_any_graph(name: str) -> None:
 
 
 def test_layers_that_read_those_before_have_a_program_for_any_graph(tmp_path: Path) -> None:
-    """A number of rows that is taken as a number fixed the size of the graph; counted in-degrees refused a program."""
     fields = ("model.num_layers=3", "model.residual=true", "model.jump=cat", "model.decoder=linear")
     assert train(tmp_path / "run", "strategy=single", "model=gcn", "epochs=1", *fields).exit_code == 0
     loaded = gnnpar.load(tmp_path / "run")
@@ -228,7 +227,6 @@ def test_exported_program_refuses_edges_of_missing_nodes(prepared, wrong: int) -
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_an_exported_program_with_narrow_integers_has_the_same_edges(prepared, dtype: torch.dtype) -> None:
-    """In eight bits, source and destination ran over into each other."""
     edges = torch.randint(100, (2, 300), generator=torch.Generator().manual_seed(0))
     wanted = prepared(torch.ones(100, 1), edges)[1]
     assert torch.equal(prepared(torch.ones(100, 1), edges.to(dtype))[1], wanted)
@@ -236,14 +234,13 @@ def test_an_exported_program_with_narrow_integers_has_the_same_edges(prepared, d
         prepared(torch.ones(100, 1), edges.float())
 
 
-def test_an_export_into_a_folder_of_another_program_is_refused(tmp_path: Path) -> None:
-    small: dict[str, Any] = {"dataset.num_nodes": 60}
-    trained = gnnpar.train("gcn", "sbm", strategy="single", epochs=1, folder=tmp_path / "run", **small)
+def test_an_export_into_a_folder_of_another_program_is_refused(trained_once: Path, tmp_path: Path) -> None:
+    loaded = gnnpar.load(trained_once)
     (tmp_path / "out").mkdir()
     for name, text in {"model.json": '{"learner": 1}', "predict.py": "mine"}.items():
         (tmp_path / "out" / name).write_text(text)
     with pytest.raises(ConfigError, match=r"holds model\.json, which no export has written"):
-        export(trained.model, tmp_path / "out")
+        export(loaded, tmp_path / "out")
     assert (tmp_path / "out" / "predict.py").read_text() == "mine"
     for _ in range(2):
-        export(trained.model, tmp_path / "own")
+        export(loaded, tmp_path / "own")

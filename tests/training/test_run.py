@@ -126,21 +126,15 @@ def test_early_stopping_and_a_plan_given_back(run_here: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("job", "line"),
     [
-        (("strategy=single", "dataset=npz", "dataset.path=nowhere.npz"), "nowhere.npz"),
+        ("strategy=single dataset=npz dataset.path=nowhere.npz", "nowhere.npz"),
         (
-            ("strategy=minibatch", "strategy.sampler=cluster", "strategy.clusters=1000000"),
-            "the graph has 600 nodes: give",
-        ),
-        (
-            ("model=gat", "strategy=sar", "strategy.rounds=1e-6", "world_size=2"),
+            "model=gat strategy=sar strategy.rounds=1e-6 dataset.num_nodes=600",
             "strategy.rounds=1e-06 MiB holds no row of 272 bytes: set it to at least 0.00026",
         ),
     ],
-    ids=["data", "clusters", "budget"],
 )
-def test_what_a_rank_finds_wrong_is_one_line(refused: Callable[..., str], job: tuple[str, ...], line: str) -> None:
-    small = SMALL if "dataset=npz" not in job else SMALL[2:]
-    refused(line, "train", *job, "comm=threads", *small, code=1)
+def test_what_a_rank_finds_wrong_is_one_line(refused: Callable[..., str], job: str, line: str) -> None:
+    refused(line, "train", *job.split(), "comm=threads", "epochs=1", *SMALL[2:], code=1)
 
 
 def test_out_of_core_is_the_same_training(run_here: Run, tmp_path: Path) -> None:

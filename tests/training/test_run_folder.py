@@ -7,14 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
 from checkpoints import SMALL, result, rows, train
-from conftest import Run, environment
+from conftest import Run
 from gnnpar import api
 from gnnpar.data.files import cached_folder
 from gnnpar.files import LOCK, FolderInUse, JsonObject, process_start, working_in
@@ -78,45 +78,6 @@ def test_free_lock_file_with_any_content_is_replaced(tmp_path: Path, content: by
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} of ")
 
 
-RACE = """
-import sys, time
-from pathlib import Path
-from gnnpar.files import FolderInUse, working_in
-print("up", flush=True)
-sys.stdin.readline()
-try:
-    with working_in(Path(sys.argv[1]), remedy="", say=lambda line: None):
-        print("taken", flush=True)
-        sys.stdin.readline()
-except FolderInUse:
-    print("refused", flush=True)
-"""
-
-
-@pytest.fixture
-def racers(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that take tmp_path at a line on their stdin."""
-    command = [sys.executable, "-c", RACE, str(tmp_path)]
-    pipe = subprocess.PIPE
-    there = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) for _ in range(6)]
-    yield there
-    for process in there:
-        process.kill()
-        process.communicate()
-
-
-def test_six_processes_at_once_give_one_lock_owner(tmp_path: Path, racers: list[subprocess.Popen[str]]) -> None:
-    (tmp_path / LOCK).write_text("process 1 of a host")
-    for process in racers:
-        assert process.stdout is not None and process.stdout.readline() == "up\n"
-    for process in racers:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    answers = [process.stdout.readline() for process in racers if process.stdout is not None]
-    assert sorted(answers) == ["refused\n"] * 5 + ["taken\n"]
-
-
 def test_start_time_of_an_ended_process_is_none() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         born = process_start(process.pid)
@@ -149,17 +110,15 @@ LOSSES = {
 
 @pytest.mark.parametrize("how", LOSSES)
 @pytest.mark.parametrize("place", ["its folder", "another"])
-def test_resume_with_lost_rows_is_refused(tmp_path: Path, how: str, place: str) -> None:
+def test_resume_with_lost_rows_is_refused(finished: Path, tmp_path: Path, how: str, place: str) -> None:
     lose, line = LOSSES[how]
-    old = tmp_path / "run"
-    assert train(old, "strategy=single", "epochs=6").exit_code == 0
-    file = old / "metrics.jsonl"
+    file = finished / "metrics.jsonl"
     file.write_text("".join(lose(file.read_text().splitlines(keepends=True))))
-    new = old if place == "its folder" else tmp_path / "new"
-    outcome = train(new, "strategy=single", "epochs=8", "resume=auto" if new == old else f"resume={old}")
+    new = finished if place == "its folder" else tmp_path / "new"
+    outcome = train(new, "strategy=single", "epochs=8", "resume=auto" if new == finished else f"resume={finished}")
     assert outcome.exit_code == 1
     assert outcome.error is not None
-    assert f"{file} {line}{old}/checkpoint/epoch-000006" in outcome.error
+    assert f"{file} {line}{finished}/checkpoint/epoch-000006" in outcome.error
     assert outcome.error.endswith(": put it back as it was, or leave resume out")
     assert result(new)["status"] == "failed"
 

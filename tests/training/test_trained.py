@@ -69,10 +69,8 @@ X, EDGE = torch.zeros(5, 12), torch.tensor([[0], [1]])
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    assert train(folder, "strategy=single", "epochs=1").exit_code == 0
-    return gnnpar.load(folder)
+def loaded(trained_once: Path) -> Any:
+    return gnnpar.load(trained_once)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +147,11 @@ def test_the_users_own_class_needs_no_trust_where_the_user_has_trained_with_it(
         gnnpar.load(run)
 
 
-def test_loaded_model_does_not_depend_on_the_default_dtype(tmp_path: Path) -> None:
-    train(tmp_path / "run", "epochs=1")
+def test_loaded_model_does_not_depend_on_the_default_dtype(trained_once: Path) -> None:
     with restored_torch_settings():
         torch.set_default_dtype(torch.bfloat16)
         with torch.inference_mode():
-            model = gnnpar.load(tmp_path / "run")
+            model = gnnpar.load(trained_once)
         assert torch.get_default_dtype() == torch.bfloat16
     assert {each.dtype for each in model.parameters()} == {torch.float32}
     assert not any(each.is_inference() for each in model.parameters())
