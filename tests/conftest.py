@@ -97,6 +97,7 @@ def shaped_links() -> None:
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.fixture
-def refused(run_here: Run) -> Callable[..., str]:
+def refused(run_here: Run) -> Refused:
     """refused(line, *command): it ends with exit code 2 and one line that holds `line`; stderr."""
 
     def refuse(line: str, *command: str, code: int = 2) -> str:

@@ -1,7 +1,5 @@
 """The promise of SECURITY.md: opening somebody's file runs no code. Every case is one line and a non-zero exit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

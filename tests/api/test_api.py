@@ -1,7 +1,5 @@
 """gnnpar from Python: the keys and the numbers of the command line, graphs in memory, and ranks that end with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A loop of the caller's own: the numbers of gnnpar.train, alone and on ranks that meet."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

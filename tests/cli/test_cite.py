@@ -1,7 +1,5 @@
 """`gnnpar cite`: what to cite follows from docstrings; no list of strategies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

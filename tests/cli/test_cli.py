@@ -1,7 +1,5 @@
 """The command line itself, `doctor` and `check`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

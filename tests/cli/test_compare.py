@@ -1,7 +1,5 @@
 """The comparison: cells equal result.json, ratios only between equals, failed runs are rows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

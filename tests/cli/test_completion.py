@@ -1,7 +1,5 @@
 """Completion: what a word may become, in Python and in a real shell; and where it is installed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The workspace and the report of a sweep, built offline: every key of a panel is in the runs' history."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import product

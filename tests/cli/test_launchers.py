@@ -1,10 +1,7 @@
 """Sweeps through other launchers and sweepers: the ready configurations of conf/hydra."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +11,7 @@ import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar.comm.world import num_cores
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.jobs import jobs_below
@@ -104,7 +101,7 @@ def test_folder_named_as_a_key_is_no_group(run_here: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_wrong_hydra_values_are_one_line(refused: Callable[..., str], run_here: Run, tmp_path: Path) -> None:
+def test_wrong_hydra_values_are_one_line(refused: Refused, run_here: Run, tmp_path: Path) -> None:
     small = ("debug=tiny", "strategy=single")
     cannot = "gnnpar: an override, or a key of hydra, cannot be used ("
     refused(f"{cannot}A logger name must be a string", "train", *small, "hydra.verbose=[1]")

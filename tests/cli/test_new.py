@@ -1,18 +1,15 @@
 """`gnnpar new`: what it writes works at once, where it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import ROOT, Run, environment
+from conftest import ROOT, Refused, Run, environment
 from engines import open_rank
 from gnnpar.cli import check, new
 from gnnpar.cli.new import next_steps
@@ -139,7 +136,7 @@ def test_check_of_a_wrong_gradient_names_the_parameter(run_here: Run, tmp_path: 
     assert "FAILED worst: layers." in done.stdout
 
 
-def test_command_new_writes_once_and_says_what_comes_next(run_here: Run, refused: Callable[..., str], tmp_path: Path):
+def test_command_new_writes_once_and_says_what_comes_next(run_here: Run, refused: Refused, tmp_path: Path):
     into = str(tmp_path / "own")
     done = run_here("new", "codec", "mine", "--into", into)
     assert (done.returncode, done.stderr) == (0, "")
@@ -201,7 +198,7 @@ EXACT_LIMIT = "    def exact_limit(self):\n        return self\n\n    def descri
     ],
 )
 def test_own_strategy_that_is_none_is_refused_at_start_up(
-    refused: Callable[..., str], tmp_path: Path, name: str, before: str, after: str, command: str, line: str
+    refused: Refused, tmp_path: Path, name: str, before: str, after: str, command: str, line: str
 ) -> None:
     """The scaffold, one line of it changed."""
     module = new.write("strategy", name, tmp_path)[0]

@@ -1,10 +1,7 @@
 """`gnnpar predict`: on any ranks, strategy and graph, the logits that the loaded model gives on one device."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from torch_geometric.data import HeteroData
 import gnnpar
 from checkpoints import train
 from composing import settings_of
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar.cli import predict
 from gnnpar.cli.main import run
 from gnnpar.cli.partition import run as partition
@@ -227,7 +224,7 @@ def test_pairs_that_are_no_array_are_one_line(tmp_path: Path, content: bytes) ->
 
 
 def test_output_that_is_a_folder_or_device_is_refused_before_work(
-    run_dir: Path, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "device").symlink_to(os.devnull)
     (tmp_path / "folder").mkdir()

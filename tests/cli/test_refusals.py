@@ -1,16 +1,13 @@
 """Commands that are refused before a rank starts: exit code 2, and one line that says what is wrong."""
 
-from __future__ import annotations
-
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import gnnpar
+from conftest import Refused
 
-Refused = Callable[..., str]
 NO_RESULT = "a job is the same wherever its data lies, and whatever it keeps"
 CLUSTERS = "dataset=sbm strategy=minibatch strategy.sampler=cluster strategy.clusters=1000000"
 ONE_JOB = "train dataset=sbm strategy=single epochs=1"

@@ -1,20 +1,17 @@
 """Studies of factors, and of cells and methods: a file is checked before anything runs, and has its tables."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 import shutil
 import statistics
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from conftest import ROOT, Run
+from conftest import ROOT, Refused, Run
 from gnnpar.cli import study as command
 from gnnpar.config.study import Study, Variant, job_overrides, listed, read_study
 from gnnpar.files import working_in
@@ -107,7 +104,7 @@ def test_study_of_methods_runs_resumes_and_reports(run_here: Run, tmp_path: Path
     ],
 )
 def test_wrong_study_is_one_line_with_the_key(
-    refused: Callable[..., str], tmp_path: Path, change: str | tuple[str, str], line: str
+    refused: Refused, tmp_path: Path, change: str | tuple[str, str], line: str
 ) -> None:
     """Text of factors, or a change of FILE."""
     file = study(tmp_path, change if isinstance(change, str) else FILE.replace(*change))
@@ -255,7 +252,7 @@ def test_blocks_hold_every_run_once_in_orders_of_their_own(tmp_path: Path) -> No
     assert job_overrides(made.variants()[1], 7, 2) == ["a=1", "tracker=jsonl", "seed=7", "block=2"]
 
 
-def test_second_study_of_a_running_folder_keeps_its_study_file(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_second_study_of_a_running_folder_keeps_its_study_file(refused: Refused, tmp_path: Path) -> None:
     study(tmp_path, BASE + "factors: {x: [epochs=2]}\n")
     with working_in(tmp_path / "multirun" / "mine", remedy="wait", say=print):
         (tmp_path / "multirun/mine/study.yaml").write_text("of the first")
@@ -281,13 +278,14 @@ def test_table_of_ablate_equals_the_results(run_here: Run, tmp_path: Path) -> No
         return drop, of[("exact",), seed, block]
 
     assert (base["variant"], row["variant"], row["runs()"]) == ("base", "codec=drop", "4")
-    times = {key: math.log(epoch_time(a) / epoch_time(b)) for key in product((0, 1), (0, 1)) for a, b in [pair(*key)]}
-    assert row["epoch / epoch(base)"]["value"] == pytest.approx(math.exp(statistics.fmean(times.values())))
+    pairs = {key: pair(*key) for key in product((0, 1), (0, 1))}
+    ratios = [math.log(cast("float", epoch_time(a)) / cast("float", epoch_time(b))) for a, b in pairs.values()]
+    assert row["epoch / epoch(base)"]["value"] == pytest.approx(math.exp(statistics.fmean(ratios)))
     assert (row["epoch / epoch(base)"]["n"], row["points - points(base)"]["n"]) == (2, 2)
     sent = [a["bytes_per_epoch"]["total"] - b["bytes_per_epoch"]["total"] for a, b in (pair(0, 0), pair(1, 0))]
     assert row["sent_mib - sent_mib(base)"]["value"] == pytest.approx(statistics.fmean(sent) / 2**20)
     assert sent[0] < 0
-    tests = [[100 * r["metric"]["test_at_best_val"] for r in pair(*key)] for key in times]
+    tests = [[100 * r["metric"]["test_at_best_val"] for r in both] for both in pairs.values()]
     points = statistics.fmean(a - b for a, b in tests)
     assert row["points - points(base)"]["value"] == pytest.approx(points, abs=1e-9)
     assert row["points - points(base)"]["high"] is row["epoch / epoch(base)"]["high"] is None  # of two seeds and blocks

@@ -1,7 +1,5 @@
 """Sweeps: a job that fails ends nothing, and one started again runs exactly what is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,14 +7,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar.cli import status
 from gnnpar.cli.main import run
 from gnnpar.config.compose import HydraJob
@@ -129,7 +126,7 @@ def test_wrong_job_of_a_sweep_is_refused_and_others_run(folder: Path, run_here: 
 
 
 @pytest.mark.slow
-def test_keys_of_a_swept_group_are_those_of_its_jobs(folder: Path, refused: Callable[..., str]) -> None:
+def test_keys_of_a_swept_group_are_those_of_its_jobs(folder: Path, refused: Refused) -> None:
     common = [*(o for o in TINY if o != "strategy=single"), "dataset.num_features=8"]
     swept = ["-m", *common, "strategy=gnnpipe,hybrid", "model.num_layers=2", "strategy.chunks=2"]
     assert run("train", swept) == 0  # the default has no chunks
@@ -212,7 +209,7 @@ def test_key_of_a_job_leaves_out_folders_and_trackers() -> None:
     assert job_key(one, {"model": "gcn"}) != job_key(one, {"model": "gat"})
 
 
-def test_folder_of_a_sweep_in_use_is_one_line(folder: Path, refused: Callable[..., str]) -> None:
+def test_folder_of_a_sweep_in_use_is_one_line(folder: Path, refused: Refused) -> None:
     with working_in(folder / "sweep", remedy="wait", say=print):
         refused("sweep is in use by", "train", "-m", *TINY, "seed=0,1")
     assert ran(folder) == []

@@ -1,15 +1,12 @@
 """plan=FILE and shards=FOLDER beside overrides, and values of overrides."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar.cli import plan
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, with_references
@@ -46,7 +43,7 @@ def test_references_inside_a_plan_are_refused(dataset: dict[str, str], line: str
 
 @pytest.mark.slow
 def test_experiment_beside_a_plan_is_refused_where_both_set_a_group(
-    run_here: Run, refused: Callable[..., str], tmp_path: Path
+    run_here: Run, refused: Refused, tmp_path: Path
 ) -> None:
     rmat = ("dataset=rmat", "dataset.scale=6")
     assert run_here("train", *rmat, "strategy=single", "epochs=1", "hydra.run.dir=run").returncode == 0

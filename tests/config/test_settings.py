@@ -1,7 +1,5 @@
 """Settings from YAML: every key, type, range and Literal is checked before a rank starts, in one line."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import sys

@@ -1,12 +1,10 @@
 """What srun tells its tasks becomes a world; what it does not, one line."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import Refused
 from gnnpar.cli.main import run
 from gnnpar.comm.world import Outcome
 from gnnpar.config.sweep import without_folders
@@ -108,7 +106,7 @@ def test_wrong_slurm_variable_is_one_line(env: dict[str, str], line: str) -> Non
     ],
 )
 def test_wrong_rank_variable_is_one_line(
-    env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)

@@ -1,7 +1,5 @@
 """adj_t in the place of edge_index: the same edges, whichever sparse matrix holds them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

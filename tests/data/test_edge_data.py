@@ -38,7 +38,8 @@ def raw(**changes: Any) -> RawGraph:
     kinds = [kind for kind in ("type", "attr", "weight") if f"edge_{kind}" in tensors]
     given: Any = {key: tensors[key] for key in ("x", "y", "edge_index")}
     given |= {"edges": EdgeData(**{kind: tensors[f"edge_{kind}"] for kind in kinds}), "task": "single_label"}
-    return RawGraph(name="g", masks=tuple(tensors[f"{part}_mask"] for part in ("train", "val", "test")), **given)
+    given["masks"] = tuple(tensors[f"{part}_mask"] for part in ("train", "val", "test"))
+    return RawGraph(name="g", **given)
 
 
 def test_edges_of_two_types_are_two_edges_and_a_repeated_one_is_one() -> None:

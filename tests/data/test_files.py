@@ -106,7 +106,7 @@ def test_processing_leaves_data_dir_alone_and_follows_changed_files(tmp_path):
 
     def write(nodes: int) -> None:
         """A path graph in the layout of the Amazon files, ten classes."""
-        path = scipy.sparse.eye_array(nodes, k=1, dtype=np.float32, format="csr")
+        path = scipy.sparse.eye_array(nodes, k=1, format="csr")
         x = scipy.sparse.csr_array(np.eye(1, 3, dtype=np.float32).repeat(nodes, 0))
         matrices = {"adj": path, "attr": x}
         parts = ("data", "indices", "indptr", "shape")

@@ -1,7 +1,5 @@
 """dataset=folder: read whole and in chunks it is the same graph; the bucket sort gives canonical edges."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import Refused
 from gnnpar import files
 from gnnpar.config.compose import compose
 from gnnpar.data import stored
@@ -81,7 +80,7 @@ def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict
         dst[:200] = 7
         order = np.arange(1500) if kind == "coo" else np.argsort(dst, kind="stable")
         weight = ((src * 151 + dst) % 7 / 4)[order]
-    arrays = {"edge_weight": weight} if weights else {}
+    arrays: dict[str, Any] = {"edge_weight": weight} if weights else {}
     config = Folder(path=str(write(tmp_path / "g", kind=kind, **arrays)), **options)
     whole, chunked = config.load(None, 0), config.stored(None, 0, tmp_path)
     assert (chunked.graph_hash, chunked.split_hash) == (whole.graph_hash, whole.split_hash)
@@ -105,7 +104,7 @@ def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict
 @pytest.mark.parametrize("edges", [0, 1, 500])
 def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) -> None:
     pairs = np.random.default_rng(0).integers(0, nodes, size=(2, edges))
-    sizes = {"num_nodes": nodes, "num_edges": edges, "bucket_edges": 20}
+    sizes: Any = {"num_nodes": nodes, "num_edges": edges, "bucket_edges": 20}
 
     def chunks():
         return iter([(*pairs[:, :7], {}), (*pairs[:, 7:], {})])
@@ -199,7 +198,7 @@ def test_wide_rows_are_read_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_graph_larger_than_the_disk_is_refused_by_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     ring = np.arange(40)
     arrays = {"x": np.zeros((40, 100_000), np.float32), "y": ring % 2, "src": ring, "dst": np.roll(ring, 1)}

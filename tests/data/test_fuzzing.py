@@ -1,7 +1,5 @@
 """Fuzzed graphs: an accepted graph can be trained on, by every reader; others are refused in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import random

@@ -1,7 +1,5 @@
 """A HeteroData is one typed graph: rows, edges and labels of each type where they belong, mistakes in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,7 +101,7 @@ def test_a_mistake_is_one_clear_line(place: Any, key: str, value: object, line: 
     for each in data.edge_types if place == EVERY else [place]:
         setattr(data[each], key, value)
     with pytest.raises(ValueError, match=line) as caught:
-        gnnpar.homogeneous(data), raw_graph("given", data)
+        _ = gnnpar.homogeneous(data), raw_graph("given", data)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("dataset given")
 

@@ -1,7 +1,5 @@
 """Link prediction: the split of edges, negatives, metrics against their definitions, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

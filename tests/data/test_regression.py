@@ -1,7 +1,5 @@
 """Real targets: from a file to a split, a shard on disk and a training that equals plain autograd on one device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 # attributes of torch and PyG, and JSON, have no types here
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

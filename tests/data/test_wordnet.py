@@ -1,7 +1,5 @@
 """wordnet: synsets, pointers and glosses of dictionary files in the format wndb(5WN)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every file, test, module and command that a document names exists; the glossary is sorted and has every term once."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

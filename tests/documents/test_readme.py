@@ -1,7 +1,5 @@
 """The README is short and whole, its code and its commands run, its figures come from experiments that can be rerun."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The documentation site: links move with their pages, every page is in the navigation, tables are measured."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pkgutil

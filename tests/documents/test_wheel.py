@@ -1,7 +1,5 @@
 """The wheel and the Makefile: what they build and install, and into which environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Each check runs in a process of its own: thresholds of glibc are set for a process and never unset.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """launch.dilation: ranks that get a part of a core, over links of a part of their rate, with clocks as slow as they."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Ranks on two hosts, network namespaces of this machine: they train as one does, and say in one line what ails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Ranks are processes of one host here; hosts are in test_hosts.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

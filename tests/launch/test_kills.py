@@ -1,7 +1,5 @@
 """Runs that are killed, stopped and interrupted at any time lose no epoch, do not hang, and leave no files."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

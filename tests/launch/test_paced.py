@@ -1,12 +1,10 @@
 """launch=paced from settings: which rank lives where, and what is refused before any rank starts."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import Refused
 from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
 from gnnpar.launch import processes
@@ -90,7 +88,7 @@ def test_joined_ranks_of_a_paced_run_are_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("lack", ["needs root to make network namespaces, this is user 1; run as root", "needs Linux"])
 def test_paced_run_on_a_machine_without_tools_exits_with_two(
-    lack: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lack: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paced, "missing", lambda: lack)
     monkeypatch.setattr(processes, "start", lambda *_: pytest.fail("ranks were started"))

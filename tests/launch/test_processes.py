@@ -1,7 +1,5 @@
 """Ranks as processes of one host: failures and hangs are named, and no rank outlives its parent."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """What stands on top of a report: made from the data, with its evidence and what it does not settle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

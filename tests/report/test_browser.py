@@ -3,8 +3,6 @@
 Chromium and its driver: apt-get install chromium chromium-driver. axe-core: npm install --prefix . --no-save axe-core.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Groups: ratios inside blocks, accuracies paired by seed beside the control, censored times, what is bold."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

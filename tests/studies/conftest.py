@@ -1,7 +1,5 @@
 """Modules of experiments, which have the same names in several studies."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module

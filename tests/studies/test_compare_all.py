@@ -1,7 +1,5 @@
 """compare_all: its studies compose, a stopped one goes on, its tables say what the rows say, its pages lead on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Raw lines of studies come back byte for byte, whatever ends a study or its packing; the repository stays light."""
 
-from __future__ import annotations
-
 import lzma
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """conf/tune and its random search: spaces fit what they are for, budgets are equal, the test set is not looked at."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """metrics.jsonl survives a kill, only known names are written, and the terminal output is what it should be."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys

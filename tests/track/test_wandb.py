@@ -1,7 +1,5 @@
 """tracker=wandb: what is kept offline equals what the run wrote, and an absent server is one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

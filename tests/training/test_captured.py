@@ -3,8 +3,6 @@
 On a simulated GPU with a simulated CUDA graph (tests/simulated_graph.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,76 +35,59 @@ def cuda() -> Iterator[Cuda]:
         yield fake
 
 
-def _assert_equal(cuda: Cuda, *job: str, **options: Any) -> None:
-    plain, replayed = (run(cuda, *job, replays=replays, **options) for replays in (False, True))
-    assert cuda.log.count("captured") == len(plain)
-    assert len([line for line in cuda.log if line.startswith("replay")]) == (EPOCHS - WARM_UP) * len(plain)
-    for (losses, weights, metrics, traffic), (losses2, weights2, metrics2, traffic2) in zip(
-        plain, replayed, strict=True
-    ):
-        assert losses2 == losses
-        assert len(set(losses)) == EPOCHS
-        assert all(torch.equal(weights2[name], w) for name, w in weights.items())
-        assert (metrics2, traffic2) == (metrics, traffic)
-
-
-BY_OPTIONS = {("graph_parallel", "gat"), ("sar", "gat"), ("feature", "gcn"), ("cagnet", "gat"), ("cofree", "gcn")}
-
-
-def _pairs():
-    for strategy in CAPTURED:
-        for model in [*names("model"), *(f"pyg.{net}" for net in NETS)]:
-            usual = model in ("gcn", "gat") or (strategy == "single" and model not in ALIKE)
-            if not usual or strategy in PRESETS or (strategy, model) in BY_OPTIONS:
-                yield pytest.param(strategy, model, marks=pytest.mark.slow)
-            elif carries(strategy, model):
-                yield strategy, model
-
-
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(("strategy", "model"), list(_pairs()))
-def test_replays_have_the_bits_of_epochs(cuda, strategy, model):
-    if not carries(strategy, model):  # of the long suite: to ask takes long
-        pytest.skip(f"strategy={strategy} refuses model={model}")
-    _assert_equal(cuda, strategy, model)
-
-
-OPTIONS = [
-    ("graph_parallel", "gat", "codec=bf16 model=gat model.attention_dropout=0.3"),
-    ("graph_parallel", "gcn", "strategy.overlap=none"),
-    ("graph_parallel", "gcn", "strategy.overlap=central_marginal"),
-    ("graph_parallel", "gcn", "model.norm=batch"),
-    ("single", "gatv2", "model=gatv2 model.attention_dropout=0.3"),
-    ("sar", "gatv2", "strategy.rounds=peer strategy.backward=pull"),
-    ("sar", "gat", "strategy.rounds=one strategy.prefetch=0"),
-    ("feature", "gcn", "codec=bf16"),
-    ("cagnet", "gat", "codec=bf16"),
-    ("cofree", "gcn", "strategy.degrees=graph"),
-]
-
-
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(("strategy", "model", "overrides"), OPTIONS)
-def test_options(cuda, strategy, model, overrides):
-    _assert_equal(cuda, strategy, model, *overrides.split())
-
-
-@pytest.mark.parametrize("strategy", ["single", "graph_parallel"])
-def test_a_kept_first_layer(cuda, strategy):
-    _assert_equal(cuda, strategy, "gcn", first_layer="cached")
-
-
 OPTIMIZERS = [
     AdamW(lr=0.02, weight_decay=0.1, decay="weights", schedule="step", step_every=2),
     SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="warmup", warmup_epochs=5),
     SGD(lr=0.1, schedule="cosine"),
 ]
+OPTIONS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("graph_parallel", "gat", "codec=bf16 model=gat model.attention_dropout=0.3", {}),
+    ("graph_parallel", "gcn", "strategy.overlap=none", {}),
+    ("graph_parallel", "gcn", "strategy.overlap=central_marginal", {}),
+    ("graph_parallel", "gcn", "model.norm=batch", {}),
+    ("single", "gatv2", "model=gatv2 model.attention_dropout=0.3", {}),
+    ("sar", "gatv2", "strategy.rounds=peer strategy.backward=pull", {}),
+    ("sar", "gat", "strategy.rounds=one strategy.prefetch=0", {}),
+    ("feature", "gcn", "codec=bf16", {}),
+    ("cagnet", "gat", "codec=bf16", {}),
+    ("cofree", "gcn", "strategy.degrees=graph", {}),
+    ("single", "gcn", "", {"first_layer": "cached"}),
+    ("graph_parallel", "gcn", "", {"first_layer": "cached"}),
+    *(
+        ("graph_parallel", "gcn", "", {"optim": optim, "dtype": dtype})
+        for optim, dtype in product(OPTIMIZERS, [torch.float64, torch.float32])
+    ),
+]
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(("optim", "precision"), product(OPTIMIZERS, [torch.float64, torch.float32]))
-def test_other_optimizers(cuda, optim, precision):
-    _assert_equal(cuda, "graph_parallel", "gcn", optim=optim, dtype=precision)
+def _cases():
+    """Each strategy with each model, where some pairs are tried with options alone; then the options."""
+    tried = {(strategy, model) for strategy, model, overrides, _ in OPTIONS if overrides}
+    for strategy in CAPTURED:
+        for model in [*names("model"), *(f"pyg.{net}" for net in NETS)]:
+            usual = model in ("gcn", "gat") or (strategy == "single" and model not in ALIKE)
+            if not usual or strategy in PRESETS or (strategy != "single" and (strategy, model) in tried):
+                yield pytest.param(strategy, model, "", {}, marks=pytest.mark.slow)
+            elif carries(strategy, model):
+                yield strategy, model, "", {}
+    yield from OPTIONS
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize(("strategy", "model", "overrides", "options"), list(_cases()))
+def test_replays_have_the_bits_of_epochs(cuda, strategy, model, overrides, options):
+    if not overrides and not options and not carries(strategy, model):  # of the long suite: to ask takes long
+        pytest.skip(f"strategy={strategy} refuses model={model}")
+    plain, replayed = (
+        run(cuda, strategy, model, *overrides.split(), replays=replays, **options) for replays in (False, True)
+    )
+    assert cuda.log.count("captured") == len(plain)
+    assert len([line for line in cuda.log if line.startswith("replay")]) == (EPOCHS - WARM_UP) * len(plain)
+    for (losses, weights, *counts), (losses2, weights2, *counts2) in zip(plain, replayed, strict=True):
+        assert losses2 == losses
+        assert len(set(losses)) == EPOCHS
+        assert all(torch.equal(weights2[name], w) for name, w in weights.items())
+        assert counts2 == counts, "metrics and traffic"
 
 
 def test_the_order_of_calls(cuda):
@@ -233,7 +214,7 @@ def test_an_engine_without_a_launch_is_named(cuda):
         CapturedEpochs(object(), None, None, 0, None)  # type: ignore[arg-type]
 
 
-SIZES = {"size": 2, "local_size": 2, "threads_per_rank": 1, "cores": 2}
+SIZES: Any = {"size": 2, "local_size": 2, "threads_per_rank": 1, "cores": 2}
 WORLD = World(how="processes", device="cuda", backend="nccl", links=None, **SIZES)
 
 

@@ -1,7 +1,5 @@
 """Read-only folders and full disks: one line and the exit code of the guide, no traceback."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

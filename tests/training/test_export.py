@@ -1,7 +1,5 @@
 """An exported model predicts the same in a process that has no gnnpar; what cannot be exported is one line."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys
@@ -19,7 +17,7 @@ import gnnpar
 import pyg_nets
 from checkpoints import train
 from composing import READS_ALL_NODES, configured, names
-from conftest import ROOT, Run
+from conftest import ROOT, Refused, Run
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.folds.edge_data import EdgeSizes
@@ -154,7 +152,7 @@ def test_an_onnx_file_gives_the_logits_of_the_run_for_any_graph(run_here: Run, t
         assert largest_error(torch.from_numpy(found), loaded(x, edges, prepared=True).detach()) < 1e-5
 
 
-def test_onnx_without_its_extra_is_one_line(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> None:
+def test_onnx_without_its_extra_is_one_line(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = "--onnx needs onnx, which is not installed: pip install 'gnnpar[onnx]'"
     refused(line, "export", "nowhere", "--onnx")

@@ -1,7 +1,5 @@
 """Killed, interrupted and failing ranks: one line, a non-zero exit, result.json, no process left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The fidelity probe: what it finds, and that training does not notice it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path

@@ -3,8 +3,6 @@
 # attributes of torch and PyG, and JSON, have no types here
 # pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportOptionalSubscript=false
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

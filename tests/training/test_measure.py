@@ -1,7 +1,5 @@
 """Fidelity, evaluation over ranks and memory of an epoch against other figures; ranks that differ are refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

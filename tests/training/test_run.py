@@ -1,10 +1,7 @@
 """Whole runs through the command line: what a user gets."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
 from gnnpar.parallel.pipeline.schedule.action import Schedule, fill_drain
@@ -133,7 +130,7 @@ def test_early_stopping_and_a_plan_given_back(run_here: Run, tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_a_rank_finds_wrong_is_one_line(refused: Callable[..., str], job: str, line: str) -> None:
+def test_what_a_rank_finds_wrong_is_one_line(refused: Refused, job: str, line: str) -> None:
     refused(line, "train", *job.split(), "comm=threads", "epochs=1", *SMALL[2:], code=1)
 
 

@@ -1,20 +1,18 @@
 """One run at a time in a run folder; a resume after lost rows is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from checkpoints import SMALL, result, rows, train
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar import api
 from gnnpar.data.files import cached_folder
 from gnnpar.files import LOCK, FolderInUse, JsonObject, process_start, working_in
@@ -35,7 +33,7 @@ def first(tmp_path: Path):
     run.cleanup()
 
 
-def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, refused: Callable[..., str]) -> None:
+def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, refused: Refused) -> None:
     folder = first.folder / "run"
     before = (folder / "config.yaml").read_bytes()
     line = f"gnnpar: {folder} is in use by process {first.process.pid} of {socket.gethostname()} since "
@@ -117,9 +115,8 @@ def test_resume_with_lost_rows_is_refused(finished: Path, tmp_path: Path, how: s
     new = finished if place == "its folder" else tmp_path / "new"
     outcome = train(new, "strategy=single", "epochs=8", "resume=auto" if new == finished else f"resume={finished}")
     assert outcome.exit_code == 1
-    assert outcome.error is not None
-    assert f"{file} {line}{finished}/checkpoint/epoch-000006" in outcome.error
-    assert outcome.error.endswith(": put it back as it was, or leave resume out")
+    assert f"{file} {line}{finished}/checkpoint/epoch-000006" in str(outcome.error)
+    assert str(outcome.error).endswith(": put it back as it was, or leave resume out")
     assert result(new)["status"] == "failed"
 
 
@@ -144,8 +141,7 @@ def test_run_with_rows_lost_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Jsonl, "log", vanishing)
     outcome = train(tmp_path, "strategy=single", "epochs=6")
     assert outcome.exit_code == 1
-    assert outcome.error is not None
-    assert "metrics.jsonl has lost the rows of epochs 0-" in outcome.error
+    assert "metrics.jsonl has lost the rows of epochs 0-" in str(outcome.error)
     assert result(tmp_path)["status"] == "failed"
 
 
@@ -157,11 +153,11 @@ def test_runs_of_the_api_in_one_second_have_numbered_folders(tmp_path: Path, mon
 
 
 def test_commands_in_one_second_have_numbered_folders(
-    run_here: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_here: Run, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Still(datetime):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Still:
+        def now(cls, tz: tzinfo | None = None) -> Self:
             return cls(2026, 1, 2, 3, 4, 5)
 
     monkeypatch.setattr("hydra.core.utils.datetime", Still)

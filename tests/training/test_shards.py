@@ -1,14 +1,11 @@
 """Training from shards on disk: the same bits as from memory, and no rank ever holds the whole graph."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from torch_geometric.utils import degree
 
 import gnnpar
 from checkpoints import SMALL, hashes, last, rows, strategy_of, train
-from conftest import ROOT, Run, environment
+from conftest import ROOT, Refused, Run, environment
 from gnnpar.cli.partition import run as partition
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
@@ -168,14 +165,12 @@ def test_joined_ranks_end_at_once_where_one_lacks_its_shards(tmp_path: Path, sha
         ("dataset=sbm world_size=4000 out=y", "cannot fill 4000 parts"),
     ],
 )
-def test_command_that_cannot_partition_is_refused(
-    refused: Callable[..., str], tmp_path: Path, arguments: str, said: str
-) -> None:
+def test_command_that_cannot_partition_is_refused(refused: Refused, tmp_path: Path, arguments: str, said: str) -> None:
     refused(said, "partition", *arguments.split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_part_is_for_the_single_device(run_here: Run, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_one_part_is_for_the_single_device(run_here: Run, refused: Refused, tmp_path: Path) -> None:
     done = run_here("partition", *GRAPH, "world_size=1", "out=shards")
     assert "0.0% of the edges are cut, alpha 0.000" in done.stdout
     from_disk(tmp_path / "run", tmp_path / "shards", "strategy=single", "epochs=2")

@@ -1,7 +1,5 @@
 """gnnpar.load: the trained module of a run predicts what the run evaluated, on whatever graph it is given."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any, cast
