@@ -1,7 +1,7 @@
 """Worlds for tests: the same body on threads or on gloo processes that meet in a file (no port races).
 
-The processes are forked from a server that has imported torch, which takes longer than most bodies; the rest of their
-start is that of a spawned process.
+The processes are forked from a server that has imported what bodies need, which takes longer than most bodies; the rest
+of their start is that of a spawned process.
 """
 
 import multiprocessing
@@ -21,7 +21,8 @@ from gnnpar.launch.emulated.namespaces import Network
 from gnnpar.launch.processes import enter_network
 
 Kind = Literal["threads", "gloo"]
-multiprocessing.set_forkserver_preload(["torch"])
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["torch", "gnnpar.training.loop", "pytest", "checkpoints"])
 
 
 @dataclass(frozen=True)

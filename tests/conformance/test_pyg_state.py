@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv, SuperGATConv
+from torch_geometric.nn import GATConv, GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv, SGConv, SuperGATConv
 
 from conformance.plain_loop import drawing, graph, plain, verdict
 from gnnpar.models.pyg.nested import python_state
@@ -104,6 +104,12 @@ def attended(net, h):
     return net.state(pair, pair, pair)[0].mean(1)
 
 
+def chosen_rows(net, h):
+    chosen, out = h[:, 0] > 0, h.clone()
+    out[chosen] = net.state(h[chosen])
+    return out
+
+
 STEPS = {
     "reversed gradient": (lambda net, h: Reversed.apply(h), None),
     "rounded": (lambda net, h: Rounded.apply(h), None),
@@ -116,6 +122,7 @@ STEPS = {
     "clamped detached": (clamped_detached, lambda: nn.Linear(8, 8)),
     "attention dropout": (attended, lambda: nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)),
     "python noise": (lambda net, h: h if random.random() < 0.01 else h.tanh(), None),
+    "norm of chosen rows": (chosen_rows, lambda: nn.BatchNorm1d(8)),
     "noise beside sampling": (lambda net, h: h if random.random() < 0.01 else h.tanh(), lambda: SuperGATConv(8, 8)),
 }
 
@@ -132,6 +139,8 @@ class Net(nn.Module):
         self.head, self.step = nn.Linear(8, 3), STEPS.get(step, (lambda net, h: h, None))[0]
         if state := STEPS.get(step, (None, None))[1]:
             self.state = state()
+        if step == "cached rows":
+            self.b = SGConv(8, 8, K=2, cached=True)
         if step == "buffer":
             self.register_buffer("tau", torch.tensor(1.0))
         if step == "clamped gradient":
@@ -168,6 +177,22 @@ class Weighted(nn.Module):
         return self.conv(x, edge_index, edge_weight)
 
 
+class OfFeatures(nn.Module):
+    """Rows that are reshaped, edge weights of one convolution that another reads, features that are written into."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        self.a, self.b, self.step = GATConv(8, 8, add_self_loops=False), GraphConv(8, 3), step
+
+    def forward(self, x, edge_index):
+        if self.step == "doubled features":
+            x *= 2
+        h, (_, weights) = self.a(x, edge_index, return_attention_weights=True)
+        if self.step == "reshaped rows":
+            h = h.reshape(2, -1, 8).transpose(0, 1).reshape(-1, 8)
+        return self.b(h, edge_index, weights.view(-1) if self.step == "attention of edges" else None)
+
+
 class Penalised(nn.Module):
     """Read the gradient of a convolution's output."""
 
@@ -185,6 +210,8 @@ class Penalised(nn.Module):
 
 def of(step: str) -> nn.Module:
     with drawing(1):
+        if step in ("doubled features", "reshaped rows", "attention of edges"):
+            return OfFeatures(step)
         return {"penalised": Penalised, "weights": Weighted}.get(step, lambda: Net(step))()
 
 
@@ -199,7 +226,6 @@ NOISE = "its noise is not keyed"
         ("rounded", "gnnpipe", 2, FUNCTION),
         ("dictionary", "graph_parallel", 2, ""),
         *((step, "gnnpipe", 1, "its forward changes state") for step in ("dictionary", "list", "object")),
-        ("iterator", "gnnpipe", 1, "its forward gives other values the second time"),
         ("buffer", "gnnpipe", 1, "its forward writes into tau"),
         *(
             (step, "gnnpipe", 1, "its forward writes into state.weight")
@@ -207,6 +233,17 @@ NOISE = "its noise is not keyed"
         ),
         ("clamped data", "graph_parallel", 2, ""),
         ("lift", "graph_parallel", 2, ""),
+        ("cached rows", "graph_parallel", 2, ""),
+        *(
+            (step, "gnnpipe", 1, "its forward gives other values the second time")
+            for step in ("iterator", "cached rows")
+        ),
+        ("doubled features", "gnnpipe", 1, "its forward writes into the features"),
+        ("reshaped rows", "graph_parallel", 2, "cannot run on a graph of another size"),
+        ("attention of edges", "graph_parallel", 2, ""),
+        ("attention of edges", "gnnpipe", 1, "does not have one row per node"),
+        ("norm of chosen rows", "single", 1, ""),
+        ("norm of chosen rows", "graph_parallel", 3, "batch norm of chosen rows"),
         ("weights", "single", 1, "the model writes into edge_weight (clamp); write into a copy"),
         ("penalised", "single", 1, "differentiates a gradient again (create_graph=True)"),
         *((step, "single", 1, "") for step in ("message list", "message object")),

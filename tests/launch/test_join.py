@@ -7,7 +7,6 @@ import contextlib
 import copy
 import io
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -33,8 +32,8 @@ from gnnpar.launch.launch import world_of
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.record import RunRecord
 from ports import free_port
+from worlds import FORKED
 
-multiprocessing.set_forkserver_preload(["torch"])
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 HOST = socket.gethostname()
 
@@ -92,7 +91,6 @@ class Ranks:
     def __init__(self, folder: Path, size: int, each: Mapping[int, dict[str, Any]] | None = None, **more: Any) -> None:
         self.folder, self.port = folder, more.get("port") or free_port()
         self.started: dict[int, BaseProcess] = {}
-        context = multiprocessing.get_context("forkserver")
         for rank in range(size):
             keys = dict((each or {}).get(rank, {}))
             if not keys.pop("absent", False):
@@ -101,7 +99,7 @@ class Ranks:
                 env |= more.get("env", {}) | keys.pop("env", {})
                 out = folder / f"{rank}.json"
                 out.unlink(missing_ok=True)
-                process = context.Process(target=_rank, args=(out, env, keys, more.get("body")))
+                process = FORKED.Process(target=_rank, args=(out, env, keys, more.get("body")))
                 process.start()
                 self.started[rank] = process
 

@@ -100,11 +100,18 @@ class View(OwnRows):
         return None
 
     def moments(self, x: Tensor) -> Moments | None:
-        if not self.run.training or (self.comm is None and len(x) != self.shard.num_nodes):
+        alone, nodes, total = self.comm is None, len(self.node_ids), self.shard.num_nodes
+        if not self.run.training or (alone and nodes != total):
             return super().moments(x)
+        if not alone and len(x) != nodes:
+            raise ValueError(
+                f"a batch norm of chosen rows ({len(x)} of the {nodes} here, in layer {self.layer}) needs all ranks' "
+                "choices: set world_size=1, or normalise the rows of all nodes"
+            )
         tag = MessageTag(self.run.epoch, self.layer, 0, "reduce") if self.run.counted else None
-        mean, variance = apply_to_rows(_Moments, x, self.shard.num_nodes, self.comm, tag)
-        return Moments(mean, variance, self.shard.num_nodes, self.run.probe)
+        rows = len(x) if alone else total
+        mean, variance = apply_to_rows(_Moments, x, rows, self.comm, tag)
+        return Moments(mean, variance, rows, self.run.probe)
 
     def total(self, part: Tensor, how: Reduction = "sum") -> Tensor:
         if self.comm is None and len(self.node_ids) != self.shard.num_nodes:

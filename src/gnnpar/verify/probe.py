@@ -71,7 +71,7 @@ def _small(settings: Settings, size: int) -> Small | None:
         else:
             if bool(whole.logits.isfinite().all()):
                 return Small(graph, whole)
-    if size > 1 and like is not None and _has_a_row_a_node(settings, like):
+    if size > 1 and like is not None:
         raise _refused(settings, str(cannot_run(error)))
     return None
 
@@ -83,14 +83,6 @@ def _dataset(settings: Settings) -> Dataset:
     return replace(
         dataset, task="single_label", num_classes=settings.task.of(dataset.task, dataset.num_classes).out_dim
     )
-
-
-def _has_a_row_a_node(settings: Settings, dataset: Dataset) -> bool:
-    try:
-        held = settings.build_model(dataset.num_features, dataset.num_classes, dataset.edge_sizes).state_dict()
-    except Exception:  # a rank reports the error
-        return False
-    return any(t.ndim and len(t) == dataset.num_nodes for t in held.values())
 
 
 def _in_parts(strategy: Strategy, settings: Settings, small: Small, parts: int) -> tuple[Case, bool]:

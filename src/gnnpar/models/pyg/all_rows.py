@@ -265,6 +265,10 @@ def _row_dimension(func: Called, args: tuple, given: Mapping[str, object], out: 
     places = [d for d, size in enumerate(out.shape) if size == rows.shape[rows.at]]
     if len(places) > 1 and (empty := _empty_dimensions(func, args, given)) is not None:
         places = [d for d in places if d in empty]
+    if len(places) > 1 and rows.at not in places:
+        raise ValueError(
+            f"{func.__name__} of the model gives {list(out.shape)}, of which any may be a rank's rows: set world_size=1"
+        )
     return rows.at if rows.at in places else next(iter(places), None)
 
 

@@ -142,6 +142,8 @@ class Recording(Intercepting):
         for t in changed:
             if t is not None and (lasting := self._stored.get(t.untyped_storage().data_ptr())):
                 raise ValueError(f"its forward writes into {lasting}")
+        if any(each.target == "x" for each in written):
+            raise ValueError("its forward writes into the features, which stay written in the next epoch")
         node.meta |= {"written": written, "last_tag": self.view.last_tag}
         for i, t in enumerate(_tensors_of(out)):
             if self._node_of(t) is None:
@@ -216,6 +218,11 @@ class Segment:
         interpreter = Interpreter(net, graph=self.graph)
         interpreter.extra_traceback = False  # it would add lines to messages
         out = interpreter.run(len(first), first.dtype, first.device, *values)
+        if of_edges := [node for node, t in zip(self.gives, out, strict=True) if len(t) != len(first)]:
+            raise ValueError(
+                f"the output of {title(of_edges[0])} is read in a later layer of the model, and does not have one row "
+                "per node: choose single, graph_parallel or another strategy without layers on other ranks"
+            )
         return tuple(t.reshape(len(first), int(columns(node))) for node, t in zip(self.gives, out, strict=True))
 
     def parameters(self, net: nn.Module) -> Iterable[nn.Parameter]:

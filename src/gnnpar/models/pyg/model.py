@@ -659,22 +659,23 @@ class PyGNet(GNN):
         return self._cuts
 
     def _compare(self, cuts: Cuts) -> None:
-        """Raise ValueError if a copy run layer by layer gives other values. Compare the second pass, since state that
-        forward changes is constant in a recording."""
+        """Raise ValueError if a copy run layer by layer gives other values. Compare the second pass, after one with
+        other rows, since state that forward changes is constant in a recording."""
         for training, weighted in cuts.programs:
-            whole, layered = copy.deepcopy(self), copy.deepcopy(self)
+            fresh, whole, layered = (copy.deepcopy(self) for _ in range(3))
             layered._cuts = cuts
             g, x = example(self, 7, self.in_dim, training, weighted)
+            runs = (fresh, x), (whole, x.flip(0)), (layered, x.flip(0)), (whole, x)
             with torch.no_grad():
-                first, second, _ = (each(g, x.clone()) for each in (whole, whole, layered))
+                first, _, _, second = (each(g, rows.clone()) for each, rows in runs)
                 activations = layered.begin(g, x)
                 for i in range(self.num_layers):
                     activations = layered.run_layer(i, g, tuple(t.clone() for t in activations))
-                if torch.equal(layered.end(g, activations), second):
-                    continue
-            if torch.equal(first, second):
+                out = layered.end(g, activations)
+            if not torch.equal(first, second):
+                raise ValueError("its forward gives other values the second time, and a recording the same")
+            if not torch.equal(out, first):
                 raise ValueError("its forward takes another way, or other numbers, for another number of rows")
-            raise ValueError("its forward gives other values the second time, and a recording the same")
 
     def _weighted(self, g: Graph) -> bool:
         """Return True if forward gets edge weights."""
