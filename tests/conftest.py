@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,21 +97,35 @@ def shaped_links() -> None:
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Refused = Callable[..., str]
 
 
 @pytest.fixture
-def run_cli(tmp_path: Path) -> Run:
-    """gnnpar(*arguments) in a folder of its own; the completed process."""
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in tmp_path, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Run:
+    """python(*arguments) in a process and a folder of its own; `env` adds variables."""
 
     def run(
-        *arguments: str, cwd: Path = tmp_path, timeout: float = 120, **env: str
+        *arguments: str, cwd: Path = tmp_path, timeout: float = 200, stdin: str | None = None, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gnnpar", *arguments]
+        command, variables = [sys.executable, *arguments], environment() | env
         return subprocess.run(
-            command, cwd=cwd, env=environment() | env, capture_output=True, text=True, timeout=timeout, check=False
+            command, cwd=cwd, env=variables, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
         )
 
     return run
+
+
+@pytest.fixture
+def run_cli(run_python: Run) -> Run:
+    """gnnpar(*arguments) in a folder of its own; the completed process."""
+    return partial(run_python, "-m", "gnnpar", timeout=120)
 
 
 @pytest.fixture
@@ -134,3 +150,52 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     of_test = [name for name, it in sys.modules.items() if str(vars(it).get("__file__")).startswith(f"{tmp_path}/")]
     for name in of_test:  # the next test may have a module of the same name in its own folder
         del sys.modules[name]
+
+
+@pytest.fixture
+def refused(run_here: Run) -> Refused:
+    """refused(line, *command): it ends with exit code 2 and one line that holds `line`; stderr."""
+
+    def refuse(line: str, *command: str, code: int = 2) -> str:
+        done = run_here(*command)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+        assert done.stderr.startswith("gnnpar: ") and line in done.stderr
+        return done.stderr
+
+    return refuse
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six epochs of GCN on one device, a run of a second."""
+    from checkpoints import train
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert train(folder, "strategy=single", "epochs=6").exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def finished(trained_once: Path, tmp_path: Path) -> Path:
+    """A copy of it, tmp_path/run."""
+    return Path(shutil.copytree(trained_once, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of a run of a second, from which others are planted."""
+    from planted_runs import real_run
+
+    return real_run(tmp_path_factory.mktemp("run"), "strategy=single")
+
+
+@pytest.fixture
+def plant(template: dict[str, Any], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """plant(name, epoch=..., curve=..., changes) below tmp_path; numbers its folders where no name is given."""
+    import planted_runs
+
+    def one(name: str = "", **changes: Any) -> dict[str, Any]:
+        name = name or str(len(list(tmp_path.iterdir())))
+        return planted_runs.plant(template, tmp_path / name, **changes)
+
+    return one

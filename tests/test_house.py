@@ -4,8 +4,6 @@
 dataclass, and ask by isinstance. Who lowers a count lowers its budget here.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

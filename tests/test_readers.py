@@ -1,7 +1,5 @@
 """Files that anybody may have written or cut: every reader says in one line what is wrong, or reads; nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -1,7 +1,5 @@
 """A loop of the caller's own: the numbers of gnnpar.train, alone and on ranks that meet."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
@@ -14,9 +12,10 @@ import torch
 
 import gnnpar
 import pyg_nets
-from conftest import environment
+from conftest import Run, environment
 from gnnpar.session import Session
 from gnnpar.settings import ConfigError
+from ports import free_port
 
 SMALL: Any = {"precision": "fp64", "model.hidden": 8, "dataset.num_nodes": 300}
 SCRIPT = """
@@ -38,10 +37,7 @@ with gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", partition="rando
 """
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def alone(model: Any = "gcn", **keys: Any) -> Session:
@@ -60,10 +56,9 @@ def test_the_losses_are_those_of_train() -> None:
 
 
 @pytest.mark.slow  # the examples, a job of their own, run a script under torchrun, too
-def test_joined_ranks_equal_one_rank(tmp_path: Path) -> None:
+def test_joined_ranks_equal_one_rank(run_python: Run, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py")
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"found{rank}.json").read_text()) for rank in range(2))
     assert first.pop("nodes") + second.pop("nodes") == 300
@@ -87,19 +82,11 @@ def test_a_pyg_class_loads_its_weights() -> None:
         pyg_nets.gcn(columns, session.predict().shape[1], hidden=5).load_state_dict(weights)
 
 
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        (
-            {"world_size": 2},
-            "starts no ranks: start the script with torchrun --master-port=29500 --nproc-per-node=2",
-        ),
-        ({"world_size": 2, "comm": "threads"}, "starts no ranks"),
-    ],
-)
-def test_session_with_more_ranks_than_started_is_one_line(keys: dict[str, Any], line: str) -> None:
+@pytest.mark.parametrize("comm", ["gloo", "threads"])
+def test_session_with_more_ranks_than_started_is_one_line(comm: str) -> None:
+    line = "starts no ranks: start the script with torchrun --master-port=29500 --nproc-per-node=2"
     with pytest.raises(ConfigError, match=line):
-        gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", folder="alone", **SMALL, **keys)
+        gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", world_size=2, comm=comm, folder="alone", **SMALL)
 
 
 def test_session_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
@@ -117,9 +104,7 @@ def test_refusal_of_one_rank_ends_both(tmp_path: Path) -> None:
     script = "import os, gnnpar\n"
     script += "gnnpar.distribute('gcn', 'sbm', strategy='sarr' if os.environ['RANK'] == '1' else 'sar', folder='met')\n"
     (tmp_path / "loop.py").write_text(script)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    env = {**environment(), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen([sys.executable, "loop.py"], env={**env, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in range(2)

@@ -1,7 +1,5 @@
 """`gnnpar cite`: what to cite follows from docstrings; no list of strategies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,27 +30,19 @@ def test_gnnpar_alone(cited: Callable[..., str]) -> None:
     assert text.startswith("@software{gnnpar,")
 
 
+PAPERS = {
+    **{"sar": "mostafa2022sar", "adaqp": "wan2023adaqp", "gnnpipe": "chen2023gnnpipe", "tag": "zhang2023tag"},
+    **{"bns": "wan2022bns", "pipegcn": "wan2022pipegcn", "feature": "ai2024neutrontp", "cofree": "cao2023cofree"},
+    **{"digest": "chai2022digest", "cagnet": "tripathy2020cagnet", "sancus": "peng2022sancus"},
+    "minibatch": "hamilton2017graphsage",
+    "minibatch strategy.sampler=cluster": "chiang2019clustergcn",
+    "minibatch strategy.sampler=uniform": "wang2026implicit",
+    "minibatch strategy.sampler=saint": "zeng2020graphsaint",
+}
+
+
 @pytest.mark.quick(3)
-@pytest.mark.parametrize(
-    ("strategy", "key"),
-    [
-        ("sar", "mostafa2022sar"),
-        ("adaqp", "wan2023adaqp"),
-        ("gnnpipe", "chen2023gnnpipe"),
-        ("tag", "zhang2023tag"),
-        ("minibatch", "hamilton2017graphsage"),
-        ("minibatch strategy.sampler=cluster", "chiang2019clustergcn"),
-        ("minibatch strategy.sampler=uniform", "wang2026implicit"),
-        ("minibatch strategy.sampler=saint", "zeng2020graphsaint"),
-        ("bns", "wan2022bns"),
-        ("pipegcn", "wan2022pipegcn"),
-        ("feature", "ai2024neutrontp"),
-        ("cofree", "cao2023cofree"),
-        ("digest", "chai2022digest"),
-        ("cagnet", "tripathy2020cagnet"),
-        ("sancus", "peng2022sancus"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "key"), PAPERS.items())
 def test_a_strategy_cites_its_paper(cited: Callable[..., str], strategy: str, key: str) -> None:
     found = re.findall(r"^@\w+\{([^,]+),", cited(*f"strategy={strategy}".split()), re.MULTILINE)
     assert found == ["gnnpar", key]

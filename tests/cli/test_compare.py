@@ -1,8 +1,5 @@
 """The comparison: cells equal result.json, ratios only between equals, failed runs are rows."""
 
-from __future__ import annotations
-
-import copy
 import csv
 import io
 import json
@@ -19,48 +16,18 @@ from gnnpar.report import runs as reading
 from gnnpar.report.comparison import table_rows
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.result import epoch_time
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A real result, from a run of a second."""
-    from gnnpar.cli.train import run_training
-    from gnnpar.config.compose import compose
-
-    folder = tmp_path_factory.mktemp("run")
-    settings = compose(["debug=tiny", "threads_per_rank=1", "strategy=single", "tracker=jsonl", f"data_dir={folder}"])
-    assert run_training(settings, folder).exit_code == 0
-    return json.loads((folder / "result.json").read_text())
-
-
-@pytest.fixture
-def write(template: dict[str, Any], tmp_path: Path):
-    def write(name: str, *, epoch: float | None = 1.0, **changes: Any) -> dict[str, Any]:
-        result = copy.deepcopy(template)
-        result["load"] = {"before": 0.5, "after": 0.5}
-        result["epoch_seconds"] |= {"median": epoch, "mean": epoch and 1.1 * epoch}
-        for path, value in changes.items():
-            node: Any = result
-            *parents, last = path.split("__")
-            for parent in parents:
-                node = node[parent]
-            node[last] = value
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "result.json").write_text(json.dumps(result))
-        return result
-
-    return write
+from planted_runs import Plant
 
 
 def rows(folder: Path, *, baseline: str = "single", allow_unfair: bool = False) -> list[dict[str, Any]]:
     return table_rows(reading.collect([folder]), baseline=baseline, allow_unfair=allow_unfair)
 
 
-def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tmp_path: Path) -> None:
-    write("0", epoch=4.0)
-    write("1", epoch=3.0, threads_per_rank=1)
-    write("2", epoch=1.0, seed=1)
-    write("10", epoch=2.0, strategy="graph_parallel", world_size=2)
+def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(plant: Plant, tmp_path: Path) -> None:
+    plant("0", epoch=4.0)
+    plant("1", epoch=3.0, threads_per_rank=1)
+    plant("2", epoch=1.0, seed=1)
+    plant("10", epoch=2.0, strategy="graph_parallel", world_size=2)
     found = rows(tmp_path)
     assert [Path(row["folder"]).name for row in found] == ["0", "1", "2", "10"]
     assert [row["ratio"] for row in found] == [0.75, 1.0, 1.0, 1.5]
@@ -82,9 +49,9 @@ def test_ratios_are_against_the_fastest_fair_baseline_of_the_same_seed(write, tm
         ({"seed": 9, "hardware": "another machine"}, "hardware, seed"),
     ],
 )
-def test_runs_that_differ_form_no_ratio(write, tmp_path: Path, changes: dict, why: str) -> None:
-    write("0")
-    write("1", strategy="graph_parallel", **changes)
+def test_runs_that_differ_form_no_ratio(plant: Plant, tmp_path: Path, changes: dict, why: str) -> None:
+    plant("0")
+    plant("1", strategy="graph_parallel", **changes)
     (_, row) = rows(tmp_path)
     assert row["ratio"] is None
     assert sorted(row["why_no_ratio"].removeprefix("single differs in ").split(", ")) == sorted(why.split(", "))
@@ -92,19 +59,19 @@ def test_runs_that_differ_form_no_ratio(write, tmp_path: Path, changes: dict, wh
     assert (row["ratio"], row["why_no_ratio"]) == (1.0, "unfair")
 
 
-def test_failed_runs_are_rows_without_a_ratio(write, tmp_path: Path) -> None:
-    write("0")
-    write("1", epoch=None, strategy="sar", status="failed", error="rank 1: killed by SIGKILL")
-    write("2", epoch=0.5, strategy="sar", status="interrupted")
+def test_failed_runs_are_rows_without_a_ratio(plant: Plant, tmp_path: Path) -> None:
+    plant("0")
+    plant("1", epoch=None, strategy="sar", status="failed", error="rank 1: killed by SIGKILL")
+    plant("2", epoch=0.5, strategy="sar", status="interrupted")
     found = rows(tmp_path)
     assert [row["status"] for row in found] == ["completed", "failed", "interrupted"]
     assert [row["ratio"] for row in found] == [1.0, None, None]
     assert found[1]["error"] == "rank 1: killed by SIGKILL"
 
 
-def test_the_baseline_can_be_chosen_and_can_be_missing(write, tmp_path: Path) -> None:
-    write("0", epoch=4.0)
-    write("1", epoch=2.0, strategy="graph_parallel")
+def test_the_baseline_can_be_chosen_and_can_be_missing(plant: Plant, tmp_path: Path) -> None:
+    plant("0", epoch=4.0)
+    plant("1", epoch=2.0, strategy="graph_parallel")
     assert [row["ratio"] for row in rows(tmp_path, baseline="graph_parallel")] == [0.5, 1.0]
     assert rows(tmp_path, baseline="sar")[0]["why_no_ratio"] == "no completed run of sar"
 
@@ -115,11 +82,13 @@ def paced(gbps: float) -> dict[str, Any]:
     return {"provenance": "paced", "transport": "gloo", "paced": links, "world_size": 2}
 
 
-def test_runs_over_unequal_links_form_no_ratio_but_one_rank_is_fair_beside_any(write, tmp_path: Path, capsys) -> None:
-    write("0")
-    write("1", strategy="graph_parallel", **paced(1.0))
-    write("2", strategy="graph_parallel", epoch=2.0, **paced(0.5))
-    write("3", strategy="adaqp", epoch=0.5, **paced(0.5))
+def test_runs_over_unequal_links_form_no_ratio_but_one_rank_is_fair_beside_any(
+    plant: Plant, tmp_path: Path, capsys
+) -> None:
+    plant("0")
+    plant("1", strategy="graph_parallel", **paced(1.0))
+    plant("2", strategy="graph_parallel", epoch=2.0, **paced(0.5))
+    plant("3", strategy="adaqp", epoch=0.5, **paced(0.5))
     assert [row["ratio"] for row in rows(tmp_path)] == [1.0, 1.0, 0.5, 2.0]
     assert [row["ratio"] for row in rows(tmp_path, baseline="graph_parallel")] == [1.0, 1.0, 1.0, 4.0]
     shutil.rmtree(tmp_path / "2")
@@ -128,15 +97,15 @@ def test_runs_over_unequal_links_form_no_ratio_but_one_rank_is_fair_beside_any(w
     assert "paced 2 x 0.5 Gbit/s" in capsys.readouterr().out
 
 
-def test_the_table_stamps_greys_and_explains(write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write("0")
-    write("1", strategy="graph_parallel", seed=5)
-    write("2", strategy="graph_parallel", oversubscribed=True)
-    write("3", epoch=None, strategy="[odd]", status="failed", error="rank 0: ValueError: [x]")
+def test_the_table_stamps_greys_and_explains(plant: Plant, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plant("0")
+    plant("1", strategy="graph_parallel", seed=5)
+    plant("2", strategy="graph_parallel", oversubscribed=True)
+    plant("3", epoch=None, strategy="[odd]", status="failed", error="rank 0: ValueError: [x]")
     assert compare.run([str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "UNFAIR" not in out
-    assert "(1.00 s)" in out
+    assert "(900.0 ms)" in out
     assert "no ratio for graph_parallel/gcn: single differs in seed" in out
     assert "[odd]/gcn failed: rank 0: ValueError: [x]" in out
     assert compare.run([str(tmp_path), "--allow-unfair"]) == 0
@@ -145,8 +114,8 @@ def test_the_table_stamps_greys_and_explains(write, tmp_path: Path, capsys: pyte
     assert "1.00?" in out
 
 
-def test_csv_and_json_hold_the_same_cells(write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    result = write("0", epoch=0.123456789)
+def test_csv_and_json_hold_the_same_cells(plant: Plant, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    result = plant("0", epoch=0.123456789)
     compare.run([str(tmp_path), "--json"])
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     compare.run([str(tmp_path), "--csv"])
@@ -167,21 +136,10 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
 
 def test_a_sweep_ends_in_one_table(run_here: Run, tmp_path: Path) -> None:
     """2 strategies x 2 models; every cell equals its result.json; a run counted twice is one row."""
-    sweep = run_here(
-        "train",
-        "-m",
-        "strategy=single,graph_parallel",
-        "model=gcn,gat",
-        "seed=3",
-        "comm=threads",
-        "debug=tiny",
-        "threads_per_rank=1",
-        "tracker=jsonl",
-        "hydra.sweep.dir=sweep",
-    )
+    swept = ("strategy=single,graph_parallel", "model=gcn,gat", "seed=3", "comm=threads", "debug=tiny")
+    sweep = run_here("train", "-m", *swept, "threads_per_rank=1", "tracker=jsonl", "hydra.sweep.dir=sweep")
     assert (sweep.returncode, sweep.stderr) == (0, "")
-    done = run_here("compare", "sweep", "sweep/0", "--json")
-    found = json.loads(done.stdout)["rows"]
+    found = json.loads(run_here("compare", "sweep", "sweep/0", "--json").stdout)["rows"]
     assert len(found) == 4
     for row in found:
         result = json.loads((tmp_path / row["folder"] / "result.json").read_text())
@@ -196,18 +154,12 @@ def test_a_sweep_ends_in_one_table(run_here: Run, tmp_path: Path) -> None:
 
 def test_runs_of_one_strategy_are_told_apart_by_what_differs() -> None:
     def result(codec: str, overlap: str, strategy: str = "graph_parallel") -> dict:
-        settings = {
-            "_target_": "a.B",
-            "codec": {"_target_": f"gnnpar.codecs.codec.{codec}", "bits": 4},
-            "overlap": overlap,
-        }
-        return {"strategy": strategy, "model": "gcn", "dataset": "sbm", "settings": {"strategy": settings}}
+        own = {"_target_": f"gnnpar.codecs.codec.{codec}", "bits": 4}
+        settings = {"strategy": {"_target_": "a.B", "codec": own, "overlap": overlap}}
+        return {"strategy": strategy, "model": "gcn", "dataset": "sbm", "settings": settings}
 
     runs = [result("Identity", "edges"), result("Drop", "edges"), result("Drop", "none", "other")]
-    assert [of_strategy for of_strategy, _ in reading.distinguishing_settings(runs)] == [
-        "codec=identity",
-        "codec=drop",
-        "",
-    ]
+    names = [of_strategy for of_strategy, _ in reading.distinguishing_settings(runs)]
+    assert names == ["codec=identity", "codec=drop", ""]
     runs[1] = result("Drop", "none")
     assert reading.distinguishing_settings(runs)[1][0] == "codec=drop overlap=none"

@@ -1,9 +1,8 @@
 """The workspace and the report of a sweep, built offline: every key of a panel is in the runs' history."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +14,40 @@ from gnnpar.report.dashboard import SECTIONS, of_study, panels_for
 from gnnpar.settings import ConfigError
 from gnnpar.track.keys import BYTE_PHASES, KEYS, PHASES
 from gnnpar.track.wandb import AXES, CURVES, GIGABYTES, LINK, curves_over_cost, flat
-from gnnpar.training.result.result import FILE
-from planted_runs import real_run
+from planted_runs import Plant
 
 STRATEGIES = ("single", "graph_parallel", "adaqp", "sar", "gnnpipe")
+ROW: dict[str, Any] = {  # as metrics.jsonl has it, of two ranks, without a probe
+    "epoch": 0,
+    **{"loss/train": 1.0, "metric/val": 0.5, "metric/test": 0.5},
+    **{"time/timed": 1, "time/epoch_seconds": 0.1, "time/train_seconds": 0.1, "time/comm_total_seconds": 0.0},
+    **{f"time/{phase}_seconds": 0.0 for phase in PHASES},
+    **{"comm/total_bytes": 10, "comm/total_bytes_so_far": 10, "comm/messages": 2},
+    **{f"comm/{phase}_bytes": 0 for phase in BYTE_PHASES},
+    **{"memory/peak_bytes": [3, 4], "memory/live_bytes": {"halo": 1, "features": 2}},
+}
 DERIVED = {GIGABYTES, *(f"{axis}/{curve}" for axis in AXES for curve in CURVES)}
 
 
-def row(epoch: int) -> dict[str, Any]:
-    """As metrics.jsonl has it, of two ranks, without a probe."""
-    return {
-        "epoch": epoch,
-        "loss/train": 1.0,
-        "metric/val": 0.5,
-        "metric/test": 0.5,
-        "time/timed": 1,
-        "time/epoch_seconds": 0.1,
-        "time/train_seconds": 0.1 * epoch,
-        "time/comm_total_seconds": 0.0,
-        **{f"time/{phase}_seconds": 0.0 for phase in PHASES},
-        "comm/total_bytes": 10,
-        "comm/total_bytes_so_far": 10 * epoch,
-        "comm/messages": 2,
-        **{f"comm/{phase}_bytes": 0 for phase in BYTE_PHASES},
-        "memory/peak_bytes": [3, 4],
-        "memory/live_bytes": {"halo": 1, "features": 2},
-    }
-
-
-def result(template: dict[str, Any], strategy: str, seed: int) -> dict[str, Any]:
-    """That of a real run, but for what tells runs apart and what panels show."""
-    return template | {
-        "strategy": strategy,
-        "seed": seed,
+@pytest.fixture
+def sweep(tmp_path: Path, plant: Plant) -> Path:
+    """Five strategies by three seeds of two ranks, as tracker=wandb leaves them."""
+    link = {"id": "x", "entity": None, "project": "gnnpar", "group": "monday/noon", "mode": "offline", "path": ""}
+    changes: dict[str, Any] = {
         "world_size": 2,
-        "epoch_seconds": template["epoch_seconds"] | {"median": 0.25, "mean": 0.3},
-        "bytes_per_epoch": template["bytes_per_epoch"] | {"total": 2048},
-        "metric": template["metric"] | {"val": 0.5, "test": 0.5, "test_at_best_val": 0.625},
-        "memory_bytes": template["memory_bytes"] | {"peak": [3, 4]},
+        "bytes_per_epoch__total": 2048,
+        "memory_bytes__peak": [3, 4],
         "epochs": 2,
     }
-
-
-@pytest.fixture
-def sweep(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five strategies by three seeds, as tracker=wandb leaves them."""
-    link = {"id": "x", "entity": None, "project": "gnnpar", "group": "monday/noon", "mode": "offline", "path": ""}
-    template = real_run(tmp_path_factory.mktemp("real"), "strategy=single", "world_size=1")
-    for i, (strategy, seed) in enumerate((s, n) for s in STRATEGIES for n in range(3)):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        (folder / FILE).write_text(json.dumps(result(template, strategy, seed)))
-        (folder / LINK).write_text(json.dumps(link))
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row(epoch)) + "\n" for epoch in range(2)))
+    changes |= {"epoch_seconds__median": 0.25, "epoch_seconds__mean": 0.3}
+    changes |= {
+        f"metric__{name}": value for name, value in {"val": 0.5, "test": 0.5, "test_at_best_val": 0.625}.items()
+    }
+    for i, (strategy, seed) in enumerate(product(STRATEGIES, range(3))):
+        plant(str(i), strategy=strategy, seed=seed, **changes)
+        (tmp_path / str(i) / LINK).write_text(json.dumps(link))
+        rows = [json.dumps(ROW | {"epoch": epoch}) + "\n" for epoch in range(2)]
+        (tmp_path / str(i) / "metrics.jsonl").write_text("".join(rows))
     return tmp_path
 
 
@@ -91,7 +71,7 @@ def test_every_key_of_a_panel_is_in_the_history(sweep: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match="--save: needs the owner of the project"):
         run([str(sweep), "--save"])
     made = json.loads(out.read_text())
-    logged = set(flat(row(0)) | curves_over_cost(row(0)))
+    logged = set(flat(ROW) | curves_over_cost(ROW))
     count = sum(map(len, panels_for(logged).values()))
     for name in ("workspace", "report"):
         found = list(configs(made[name]))

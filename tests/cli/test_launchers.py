@@ -1,7 +1,5 @@
 """Sweeps through other launchers and sweepers: the ready configurations of conf/hydra."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -10,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
-from conftest import Run
-from gnnpar.cli.main import run
+from conftest import Refused, Run
 from gnnpar.comm.world import num_cores
 from gnnpar.config.errors import hydra_line
 from gnnpar.config.jobs import jobs_below
@@ -86,37 +84,29 @@ def test_jobs_know_how_many_run_at_once(launcher: dict, at_once: str, monkeypatc
     assert num_concurrent_jobs(config, 4) == int(at_once)
 
 
-def test_missing_extra_is_named() -> None:
-    from hydra.errors import MissingConfigException
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("hydra/launcher/submitit_slurm", "hydra/launcher: submitit_slurm is an extra; pip install 'gnnpar[submitit]'"),
+        ("hydra/sweeper/optuna", "hydra/sweeper: optuna is an extra; pip install 'gnnpar[optuna]'"),
+    ],
+)
+def test_missing_extra_is_named(file: str, line: str) -> None:
+    assert hydra_line(MissingConfigException("no", missing_cfg_file=file, options=["basic"]), []) == line
 
-    error = MissingConfigException("no", missing_cfg_file="hydra/launcher/submitit_slurm", options=["basic"])
-    assert hydra_line(error, []) == "hydra/launcher: submitit_slurm is an extra; pip install 'gnnpar[submitit]'"
-    error = MissingConfigException("no", missing_cfg_file="hydra/sweeper/optuna", options=["basic"])
-    assert hydra_line(error, []) == "hydra/sweeper: optuna is an extra; pip install 'gnnpar[optuna]'"
 
-
-def test_folder_named_as_a_key_is_no_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("epochs").mkdir()
-    assert run("train", ["debug=tiny", "strategy=single", "epochs=2"]) == 0
-    swept = ["-m", "debug=tiny", "strategy=single", "hydra/sweeper=optuna", "hydra.sweeper.params={seed: 'range(0,2)'}"]
-    assert run("train", swept) == 2
-    assert "an override, or a key of hydra, cannot be used (" in capsys.readouterr().err
+def test_folder_named_as_a_key_is_no_group(run_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "epochs").mkdir()
+    assert run_here("train", "debug=tiny", "strategy=single", "epochs=2").returncode == 0
 
 
 @pytest.mark.slow
-def test_wrong_hydra_values_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = ["debug=tiny", "strategy=single"]
-    assert run("train", [*small, "hydra.verbose=[1]"]) == 2
-    assert "an override, or a key of hydra, cannot be used (A logger name must be a string" in capsys.readouterr().err
+def test_wrong_hydra_values_are_one_line(refused: Refused, run_here: Run, tmp_path: Path) -> None:
+    small = ("debug=tiny", "strategy=single")
+    cannot = "gnnpar: an override, or a key of hydra, cannot be used ("
+    refused(f"{cannot}A logger name must be a string", "train", *small, "hydra.verbose=[1]")
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     storage = f"hydra.sweeper.storage=sqlite:///{tmp_path}/missing/x.db"
-    assert run("train", ["-m", *small, "hydra/sweeper=optuna", storage, "seed=1,2"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("gnnpar: an override, or a key of hydra, cannot be used (")
-    assert "unable to open database file" in line
+    done = run_here("train", "-m", *small, "hydra/sweeper=optuna", storage, "seed=1,2")
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and line.startswith(cannot) and "unable to open database file" in line

@@ -1,59 +1,41 @@
 """`gnnpar new`: what it writes works at once, where it writes, and what it refuses."""
 
-from __future__ import annotations
-
-import copy
 import importlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import ROOT, Run, environment
+from conftest import ROOT, Refused, Run, environment
+from engines import open_rank
 from gnnpar.cli import check, new
 from gnnpar.cli.new import next_steps
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.comm import Communicator, ThreadWorld
-from gnnpar.data.tasks import make_task
 from gnnpar.models.gcn import GCN
-from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.strategy import Strategy
-from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.verify.conformance import make_job, small_graph
 
 
 @pytest.mark.slow
-def test_new_files_pass_their_tests_and_lint(tmp_path: Path) -> None:
+def test_new_files_pass_their_tests_and_lint(run_python: Run, tmp_path: Path) -> None:
     """The tests hold conformance, bytes, the model's formula and the codec's laws."""
     for kind in new.KINDS:
         files = new.write(kind, f"my_{kind}", tmp_path)
-        assert [file.relative_to(tmp_path).as_posix() for file in files] == [
-            f"my_{kind}.py",
-            f"{kind}/my_{kind}.yaml",
-            f"test_my_{kind}.py",
-        ]
+        names = [file.relative_to(tmp_path).as_posix() for file in files]
+        assert names == [f"my_{kind}.py", f"{kind}/my_{kind}.yaml", f"test_my_{kind}.py"]
         assert sum(len(file.read_text().splitlines()) for file in files[:2]) < 150
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
     assert done.returncode == 0, done.stdout
     assert "6 passed" in done.stdout
-    ruff = Path(sys.executable).with_name("ruff")
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
-    for look in (["check", "--ignore", "I001"], ["format", "--check"]):  # what is first party differs out there
-        done = subprocess.run([ruff, *look, *config, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
+    config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache", ".")
+    for look in (("check", "--ignore", "I001"), ("format", "--check")):  # what is first party differs out there
+        done = run_python("-m", "ruff", *look, *config)
         assert done.returncode == 0, done.stdout
 
 
@@ -139,11 +121,8 @@ def test_yaml_of_an_installed_package_is_found_anywhere(run_cli: Run, run_here: 
     assert done.returncode == 0, done.stderr
     shutil.rmtree(site / "theirs_kit")
     done = run_cli("train", "strategy=theirs", "debug=tiny", cwd=away, **paths)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert (
-        "theirs = theirs_kit.conf of gnnpar.conf names no package that is installed; install theirs_kit" in done.stderr
-    )
+    line = "theirs = theirs_kit.conf of gnnpar.conf names no package that is installed; install theirs_kit"
+    assert (done.returncode, done.stderr.count("\n"), line in done.stderr) == (2, 1, True)
 
 
 def test_check_of_a_wrong_gradient_names_the_parameter(run_here: Run, tmp_path: Path) -> None:
@@ -157,14 +136,13 @@ def test_check_of_a_wrong_gradient_names_the_parameter(run_here: Run, tmp_path: 
     assert "FAILED worst: layers." in done.stdout
 
 
-def test_the_command(run_here: Run, tmp_path: Path) -> None:
-    done = run_here("new", "codec", "mine", "--into", str(tmp_path / "own"))
+def test_command_new_writes_once_and_says_what_comes_next(run_here: Run, refused: Refused, tmp_path: Path):
+    into = str(tmp_path / "own")
+    done = run_here("new", "codec", "mine", "--into", into)
     assert (done.returncode, done.stderr) == (0, "")
     assert "wrote codec/mine.yaml" in done.stdout
-    assert f"cd {tmp_path / 'own'}\n  gnnpar check codec=mine" in done.stdout
-    done = run_here("new", "codec", "mine", "--into", str(tmp_path / "own"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
+    assert f"cd {into}\n  gnnpar check codec=mine" in done.stdout
+    refused("is there already", "new", "codec", "mine", "--into", into)
     done = run_here("new", "layer", "mine")
     assert done.returncode == 2
     assert "choose from" in done.stderr
@@ -186,14 +164,8 @@ def _traffic(strategy: Strategy) -> list[tuple[list[tuple[dict[str, int], int]],
     job = make_job(strategy, GCN(hidden=8), small_graph(), world=3)
 
     def body(comm: Communicator) -> tuple[list[tuple[dict[str, int], int]], list[float]]:
-        shard = Shard.open(job.dataset if comm.rank == 0 else None, job.plan.part_of, comm).to(comm.device, job.dtype)
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        engine = strategy.build(
-            BuildContext(
-                plan=job.plan, shard=shard, model=copy.deepcopy(job.model).double(), task=task, comm=comm, seed=job.seed
-            )
-        )
-        optimizer = job.optim.build(engine.named_parameters(), epochs=2, layer_of=job.model.layer_of)
+        engine, optimizer, *_ = open_rank(job, comm)
+        comm.ledger.drain()
         epochs, seconds = [], []
         for epoch in range(2):
             comm.clock.start()
@@ -208,3 +180,30 @@ def _traffic(strategy: Strategy) -> list[tuple[list[tuple[dict[str, int], int]],
 
 def test_printed_commands_quote_folder_names() -> None:
     assert next_steps("model", "mine", Path("/tmp/my lab"))[1].strip() == "cd '/tmp/my lab'"
+
+
+TRAIN, CHECK = "train comm=threads world_size=2 epochs=1", "check --worlds=2 model=gcn"
+CAPABLE = "Capabilities(cached_first_layer=False)"
+EXACT_LIMIT = "    def exact_limit(self):\n        return self\n\n    def describe("
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "command", "line"),
+    [
+        ("lacks_a", "def describe", "def told", TRAIN, "strategy=lacks_a: lacks_a.LacksA has no describe"),
+        ("lacks_b", "def describe", "def told", CHECK, "strategy=lacks_b: lacks_b.LacksB has no describe"),
+        ("lacks_c", "def describe", "def told", "estimate", "strategy=lacks_c: lacks_c.LacksC has no describe"),
+        ("unknown", CAPABLE, "Capabilities(max_rank=2)", TRAIN, "unexpected keyword argument 'max_rank'"),
+        ("inexact", "    def describe(", EXACT_LIMIT, f"{CHECK} codec=bf16", "exact_limit() of Inexact is rounded"),
+    ],
+)
+def test_own_strategy_that_is_none_is_refused_at_start_up(
+    refused: Refused, tmp_path: Path, name: str, before: str, after: str, command: str, line: str
+) -> None:
+    """The scaffold, one line of it changed."""
+    module = new.write("strategy", name, tmp_path)[0]
+    text = module.read_text()
+    assert before in text
+    module.write_text(text.replace(before, after))
+    refused(line, *command.split(), f"strategy={name}")
+    assert not list(tmp_path.rglob("result.json"))  # no rank has started

@@ -1,7 +1,5 @@
 """`gnnpar predict`: on any ranks, strategy and graph, the logits that the loaded model gives on one device."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -15,12 +13,13 @@ from torch_geometric.data import HeteroData
 import gnnpar
 from checkpoints import train
 from composing import settings_of
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar.cli import predict
 from gnnpar.cli.main import run
 from gnnpar.cli.partition import run as partition
 from gnnpar.cli.predict import checked_pairs, with_model_of
 from gnnpar.config.compose import compose
+from gnnpar.files import read_json
 from gnnpar.settings import ConfigError
 from gnnpar.training.result.trained import find
 
@@ -85,66 +84,55 @@ def test_wrong_prediction_is_one_line(arguments, code: int, line: str, run_dir: 
 
 
 @pytest.mark.slow
-def test_files_made_from_an_earlier_run_are_moved_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1", "strategy=single"]
-    given = ["hydra.run.dir=run", *few]
-    assert run("train", given) == 0 and run("predict", ["run"]) == 0 and run("export", ["run"]) == 0
-    Path("run", "wandb.json").touch()
-    capsys.readouterr()
-    assert run("train", [*given, "model=sage"]) == 0
-    said = capsys.readouterr().out
+def test_files_made_from_an_earlier_run_are_moved_aside(run_here: Run, tmp_path: Path) -> None:
+    given = ("train", "hydra.run.dir=run", *FEW, "strategy=single")
+    for command in (given, ("predict", "run"), ("export", "run")):
+        assert run_here(*command).returncode == 0
+    (run := tmp_path / "run").joinpath("wandb.json").touch()
+    done = run_here(*given, "model=sage")
+    assert done.returncode == 0
     for name in ("predictions.npy", "export", "wandb.json"):
         aside = Path(name).with_stem(f"{Path(name).stem}-before").name
-        assert f"run/{name} is of an earlier run: moved to {aside}" in said
-        assert not Path("run", name).exists() and Path("run", aside).exists()
-    Path("run", "predictions.npy").touch()
-    assert run("train", [*given, "model=sage", "epochs=2", "resume=auto"]) == 0
-    assert Path("run", "predictions.npy").exists()
+        assert f"run/{name} is of an earlier run: moved to {aside}" in done.stdout
+        assert not (run / name).exists() and (run / aside).exists()
+    (run / "predictions.npy").touch()
+    assert run_here(*given, "model=sage", "epochs=2", "resume=auto").returncode == 0
+    assert (run / "predictions.npy").exists()
 
 
-def test_price_of_a_plan_with_another_first_layer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    few = ["dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1"]
-    assert run("train", [*few, "strategy=single", "hydra.run.dir=run"]) == 0
-    plan = json.loads(Path("run", "plan.json").read_text())
-    plan |= {
-        "setup": {"first_layer": "cached"},
-        "predicted": {"epoch_seconds": 1.0, "label": "of the plan", "peak_bytes": [1]},
-    }
-    Path("run", "plan.json").write_text(json.dumps(plan))
+def test_price_of_a_plan_with_another_first_layer_is_left_out(run_here: Run, tmp_path: Path) -> None:
+    assert run_here("train", *FEW, "strategy=single", "hydra.run.dir=run").returncode == 0
+    file = tmp_path / "run" / "plan.json"
+    price = {"epoch_seconds": 1.0, "label": "of the plan", "peak_bytes": [1]}
+    file.write_text(json.dumps({**read_json(file), "setup": {"first_layer": "cached"}, "predicted": price}))
     for layer, said in (("cached", True), ("live", False)):
-        assert run("train", [*few, "plan=run/plan.json", f"first_layer={layer}", f"hydra.run.dir={layer}"]) == 0
-        result = json.loads(Path(layer, "result.json").read_text())
-        assert (result.get("predicted") is not None) == said
+        done = run_here("train", *FEW, "plan=run/plan.json", f"first_layer={layer}", f"hydra.run.dir={layer}")
+        assert done.returncode == 0
+        assert (read_json(tmp_path / layer / "result.json").get("predicted") is not None) == said
 
 
 @pytest.mark.slow
-def test_another_graph_is_prepared_as_that_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_graph_is_prepared_as_that_of_the_run(run_here: Run, tmp_path: Path) -> None:
     r = np.random.default_rng(0)
-    file = tmp_path / "g.npz"
-    np.savez(file, x=r.random((30, 4)), y=np.arange(30) % 2, edge_index=r.integers(0, 30, (2, 90)))
-    named = ["dataset=npz", f"dataset.path={file}", "dataset.split=random"]
+    np.savez(tmp_path / "g.npz", x=r.random((30, 4)), y=np.arange(30) % 2, edge_index=r.integers(0, 30, (2, 90)))
+    named = [*NPZ[:1], f"dataset.path={tmp_path}/g.npz", "dataset.split=random"]
     for how in ("row", "standard"):
-        prepared = ["dataset.symmetrize=true", f"dataset.normalize={how}", "checkpoint.every=1"]
-        tiny = ["strategy=single", "world_size=1", "epochs=1", f"hydra.run.dir={tmp_path / how}"]
-        assert run("train", [*named, *prepared, *tiny]) == 0
+        prepared = ("dataset.symmetrize=true", f"dataset.normalize={how}", "world_size=1")
+        tiny = ("strategy=single", "checkpoint.every=1", "epochs=1", f"hydra.run.dir={how}")
+        assert run_here("train", *named, *prepared, *tiny).returncode == 0
     found, trained = find(tmp_path / "row", "best")
-    asked: Any = with_model_of(trained, found, named).dataset
-    assert (asked.normalize, asked.symmetrize) == ("row", True)
-    asked = with_model_of(trained, found, [*named, "dataset.normalize=none"]).dataset
-    assert (asked.normalize, asked.symmetrize) == ("none", True)
+    for more, normalize in (([], "row"), (["dataset.normalize=none"], "none")):
+        asked: Any = with_model_of(trained, found, [*named, *more]).dataset
+        assert (asked.normalize, asked.symmetrize) == (normalize, True)
     found, trained = find(tmp_path / "standard", "best")
     assert with_model_of(trained, found, named).dataset == trained.dataset
-    assert run("predict", [f"{tmp_path}/standard", *named]) == 0, "it is the same graph"
-    np.savez(file, x=9 * r.random((30, 4)), y=np.arange(30) % 2, edge_index=r.integers(0, 30, (2, 90)))
-    assert run("partition", [*named, *prepared[:2], "world_size=1", f"out={tmp_path}/shards"]) == 0
-    capsys.readouterr()
-    for graph in (named, [f"shards={tmp_path}/shards"]):
-        assert run("predict", [f"{tmp_path}/standard", *graph]) != 0
-        assert "were standardised by the mean and deviation of its own training nodes" in capsys.readouterr().err
+    assert run_here("predict", "standard", *named).returncode == 0, "it is the same graph"
+    np.savez(tmp_path / "g.npz", x=9 * r.random((30, 4)), y=np.arange(30) % 2, edge_index=r.integers(0, 30, (2, 90)))
+    assert run_here("partition", *named, *prepared, "out=shards").returncode == 0
+    for graph in (named, ["shards=shards"]):
+        done = run_here("predict", "standard", *graph)
+        assert done.returncode != 0
+        assert "were standardised by the mean and deviation of its own training nodes" in done.stderr
 
 
 def test_degree_features_are_made_for_a_prediction(tmp_path: Path) -> None:
@@ -164,26 +152,33 @@ def test_degree_features_are_made_for_a_prediction(tmp_path: Path) -> None:
         with_model_of(trained, found, [f"shards={tmp_path}/shards"])
 
 
-def graph(file: Path, nodes: int) -> None:
+FEW = ("dataset=sbm", "dataset.num_nodes=60", "epochs=1", "threads_per_rank=1")
+NPZ = ("dataset=npz", "dataset.path=g.npz")
+
+
+def graph(file: Path, nodes: int, **changes: Any) -> None:
     ring = np.arange(nodes)
-    x, y = np.eye(nodes, 8, dtype=np.float32), ring % 3
-    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(("train", "val", "test"))}
-    np.savez(file, x=x, y=y, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
+    arrays: Any = {"x": np.eye(nodes, 8, dtype=np.float32), "y": ring % 3, "edge_index": [ring, np.roll(ring, 1)]}
+    arrays |= {f"{split}_mask": ring % 3 == i for i, split in enumerate(("train", "val", "test"))}
+    np.savez(file, **arrays | changes)
 
 
-def test_changed_graph_of_a_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def trained_on_file(run_here: Run, tmp_path: Path) -> Run:
+    """run_here in a folder with a run on g.npz of 40 nodes."""
     graph(tmp_path / "g.npz", 40)
-    job = ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]
-    assert run("train", [*job, f"hydra.run.dir={tmp_path}/run"]) == 0
-    assert run("predict", ["run", "--out", "first.npy"]) == 0
+    assert run_here("train", *NPZ, "strategy=single", "epochs=1", "hydra.run.dir=run").returncode == 0
+    return run_here
+
+
+def test_changed_graph_of_a_run_is_refused(trained_on_file: Run, tmp_path: Path) -> None:
+    assert trained_on_file("predict", "run", "--out", "first.npy").returncode == 0
     graph(tmp_path / "g.npz", 30)
-    assert run("predict", ["run", "--out", "second.npy"]) != 0
-    assert "was trained on graph" in capsys.readouterr().err
+    done = trained_on_file("predict", "run", "--out", "second.npy")
+    assert done.returncode != 0 and "was trained on graph" in done.stderr
     assert not (tmp_path / "second.npy").exists()
-    assert run("predict", ["run", *job[:2], "--out", "second.npy"]) == 0, "named, it is another graph"
+    named = trained_on_file("predict", "run", *NPZ, "--out", "second.npy")
+    assert named.returncode == 0, "named, it is another graph"
 
 
 def test_graph_with_types_in_another_order_is_refused(tmp_path: Path) -> None:
@@ -204,23 +199,12 @@ def test_graph_with_types_in_another_order_is_refused(tmp_path: Path) -> None:
     assert run("predict", [*asked, f"dataset.path={tmp_path}/other.pt"]) != 0
 
 
-def test_prediction_with_another_strategy_and_world(tmp_path: Path) -> None:
-    train(tmp_path / "run", "strategy=graph_parallel", "world_size=2", "comm=threads", "epochs=1")
-    assert predict.run([str(tmp_path / "run"), "strategy=single"]) == 0
-
-
-def test_graph_of_another_task_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    graph(tmp_path / "g.npz", 40)
-    with np.load(tmp_path / "g.npz") as held:
-        np.savez(tmp_path / "numbers.npz", **{**held, "y": np.ones((40, 3), np.float32)})
-    given = ["dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1"]
-    assert run("train", [*given, f"hydra.run.dir={tmp_path}/run"]) == 0
-    numbers = ["dataset=npz", "dataset.path=numbers.npz", "dataset.task=regression"]
-    assert run("predict", ["run", *numbers]) != 0
-    assert "trained on labels of task 'single_label', and this graph's are 'regression'" in capsys.readouterr().err
+def test_graph_of_another_task_is_refused(trained_on_file: Run, tmp_path: Path) -> None:
+    graph(tmp_path / "numbers.npz", 40, y=np.ones((40, 3), np.float32))
+    numbers = ("dataset=npz", "dataset.path=numbers.npz", "dataset.task=regression")
+    done = trained_on_file("predict", "run", *numbers)
+    assert done.returncode != 0
+    assert "trained on labels of task 'single_label', and this graph's are 'regression'" in done.stderr
 
 
 def test_prediction_with_a_changed_graph_needs_its_dataset(run_dir: Path, tmp_path: Path) -> None:
@@ -240,16 +224,14 @@ def test_pairs_that_are_no_array_are_one_line(tmp_path: Path, content: bytes) ->
 
 
 def test_output_that_is_a_folder_or_device_is_refused_before_work(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("device").symlink_to(os.devnull)
-    Path("folder").mkdir()
+    (tmp_path / "device").symlink_to(os.devnull)
+    (tmp_path / "folder").mkdir()
+    plan = ("plan", "model=gcn", "dataset=sbm", "world_size=2", "--trace", "device")
     with monkeypatch.context() as alone:
         alone.setattr("gnnpar.launch.launch.launch", None)
-        for name in ("device", "folder"):
-            assert run("predict", [str(run_dir), "strategy=single", "--out", name]) == 2
-    assert run("compare", [str(run_dir), "--html", "device"]) == 2
-    assert run("plan", ["model=gcn", "dataset=sbm", "world_size=2", "--trace", "device"]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
-    assert [line.endswith("name a file") for line in lines] == [True] * 4
+        outs = [("predict", str(run_dir), "strategy=single", "--out", name) for name in ("device", "folder")]
+        for command in (*outs, ("compare", str(run_dir), "--html", "device"), plan):
+            said = refused("cannot be written", *command)
+            assert said.endswith("name a file\n")

@@ -1,13 +1,12 @@
 """plan=FILE and shards=FOLDER beside overrides, and values of overrides."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from conftest import Refused, Run
 from gnnpar.cli import plan
 from gnnpar.cli.main import run
 from gnnpar.config.compose import compose, with_references
@@ -19,12 +18,8 @@ from gnnpar.training.result.record import agreed_on
 
 def test_references_to_a_dataset_follow_the_one_of_a_plan() -> None:
     model = {"_target_": "gnnpar.models.pyg.model.PyG", "kwargs": {"of": "${dataset.classes}", "all": ["a ${seed}"]}}
-    written = {
-        "seed": 0,
-        "model": model,
-        "optim": {"note": "on ${dataset.name}"},
-        "dataset": {"name": "a", "classes": 8},
-    }
+    data = {"name": "a", "classes": 8}
+    written = {"seed": 0, "model": model, "optim": {"note": "on ${dataset.name}"}, "dataset": data}
     kwargs = {"of": 8, "all": ["a 0"]}
     before = {**written, "model": {**model, "kwargs": kwargs}, "optim": {"note": "on a"}}
     made = with_references({"dataset": {"name": "b", "classes": 4}}, written, before)
@@ -48,32 +43,26 @@ def test_references_inside_a_plan_are_refused(dataset: dict[str, str], line: str
 
 @pytest.mark.slow
 def test_experiment_beside_a_plan_is_refused_where_both_set_a_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_here: Run, refused: Refused, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    rmat = ["dataset=rmat", "dataset.scale=6"]
-    assert run("train", [*rmat, "strategy=single", "epochs=1", "threads_per_rank=1", "hydra.run.dir=run"]) == 0
+    rmat = ("dataset=rmat", "dataset.scale=6")
+    assert run_here("train", *rmat, "strategy=single", "epochs=1", "hydra.run.dir=run").returncode == 0
+    file = tmp_path / "run" / "plan.json"
     setup = {"names": {"dataset": "rmat"}, "dataset": compose(rmat).resolved["dataset"]}
-    plan = json.loads(Path("run", "plan.json").read_text())
-    Path("run", "plan.json").write_text(json.dumps(plan | {"setup": setup}))
-    Path("experiment").mkdir()
-    begins = "# @package _global_\n"
-    Path("experiment", "other.yaml").write_text(f"{begins}defaults:\n  - override /dataset: sbm_typed\n")
-    Path("experiment", "longer.yaml").write_text(f"{begins}epochs: 2\n")
+    file.write_text(json.dumps(read_json(file) | {"setup": setup}))
+    (tmp_path / "experiment").mkdir()
+    for name, text in {"other": "defaults:\n  - override /dataset: sbm_typed\n", "longer": "epochs: 2\n"}.items():
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
     for several in ("+experiment=other", "debug=tiny"):
-        assert run("predict", ["run", several, "--out", "logits.npy"]) == 2
-        assert f"{several}: also sets keys that run/checkpoint" in capsys.readouterr().err
-        assert run("check", ["strategy=single", several, "--worlds", "1"]) == 2
-        assert f"{several}: also sets keys that gnnpar check does not read" in capsys.readouterr().err
-    common = ["plan=run/plan.json", "threads_per_rank=1"]
-    assert run("train", [*common, "+experiment=longer", "hydra.run.dir=a"]) == 0
-    assert json.loads(Path("a", "result.json").read_text())["epochs_done"] == 2
-    capsys.readouterr()
-    assert run("train", [*common, "+experiment=other", "hydra.run.dir=b"]) == 2
+        refused(f"{several}: also sets keys that run/checkpoint", "predict", "run", several, "--out", "logits.npy")
+        said = f"{several}: also sets keys that gnnpar check does not read"
+        refused(said, "check", "strategy=single", several, "--worlds", "1")
+    common = ("train", "plan=run/plan.json", "threads_per_rank=1")
+    assert run_here(*common, "+experiment=longer", "hydra.run.dir=a").returncode == 0
+    assert read_json(tmp_path / "a" / "result.json")["epochs_done"] == 2
     said = "experiment=other sets the dataset, and so does the file of plan= or shards=: leave one of them out"
-    assert said in capsys.readouterr().err
-    assert run("train", [*common, "debug=overfit", "hydra.run.dir=b"]) == 2
-    assert "debug=overfit sets the" in capsys.readouterr().err
+    refused(said, *common, "+experiment=other", "hydra.run.dir=b")
+    refused("debug=overfit sets the", *common, "debug=overfit", "hydra.run.dir=b")
 
 
 def test_fingerprint_of_a_rank_names_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

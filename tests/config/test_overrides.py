@@ -1,7 +1,5 @@
 """Random overrides compose to settings that can be checked, or are refused in one line."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Mapping

@@ -1,29 +1,20 @@
 """What srun tells its tasks becomes a world; what it does not, one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
+from conftest import Refused
 from gnnpar.cli.main import run
 from gnnpar.comm.world import Outcome
 from gnnpar.config.sweep import without_folders
+from gnnpar.launch.launch import world_of
 from gnnpar.launch.slurm import as_rank, first_host, tasks_per_node
 from gnnpar.settings import ConfigError
 
-STEP = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "2",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_NTASKS": "7",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-    "SLURM_STEP_NODELIST": "gpu[07-09],login1",
-    "SLURM_JOB_NODELIST": "gpu[01-09],login1",
-}
+STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_NTASKS": "7"}
+STEP |= {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
+STEP |= {"SLURM_STEP_NODELIST": "gpu[07-09],login1", "SLURM_JOB_NODELIST": "gpu[01-09],login1"}
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +24,8 @@ def _without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_task_of_a_slurm_step_is_a_rank() -> None:
     found = as_rank(STEP)
-    assert found == {
-        "RANK": "5",
-        "WORLD_SIZE": "7",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "gpu07",
-        "MASTER_PORT": str(20000 + (4711 * 31 + 2) % 12000),
-    }
+    met = {"MASTER_ADDR": "gpu07", "MASTER_PORT": str(20000 + (4711 * 31 + 2) % 12000)}
+    assert found == {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **met}
     others = [as_rank(STEP | {"SLURM_PROCID": str(i), "SLURM_NODEID": str(i // 2)}) for i in range(7)]
     assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in others}) == 1
     assert others[6]["LOCAL_WORLD_SIZE"] == "1"
@@ -62,16 +47,10 @@ def test_environment_outside_a_slurm_step_is_kept(env: dict[str, str]) -> None:
     assert as_rank(env) == {}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("node1", "node1"),
-        ("b[3,1-2],a1", "b3"),
-        ("x[001-004]-ib", "x001-ib"),
-        ("r[1-2]n[05-08]", "r1n05"),
-        ("a,b", "a"),
-    ],
-)
+HOSTS = {"node1": "node1", "b[3,1-2],a1": "b3", "x[001-004]-ib": "x001-ib", "r[1-2]n[05-08]": "r1n05", "a,b": "a"}
+
+
+@pytest.mark.parametrize(("nodes", "first"), HOSTS.items())
 def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
@@ -127,14 +106,11 @@ def test_wrong_slurm_variable_is_one_line(env: dict[str, str], line: str) -> Non
     ],
 )
 def test_wrong_rank_variable_is_one_line(
-    env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    env: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert run("train", ["debug=tiny", "strategy=graph_parallel"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"gnnpar: {line}")
-    assert err.count("\n") == 1
+    refused(f"gnnpar: {line}", "train", "debug=tiny", "strategy=graph_parallel")
 
 
 def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +123,6 @@ def test_train_joins_under_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     seen = []
 
     def launched(settings, run_dir: Path, callbacks: object) -> Outcome:
-        from gnnpar.launch.launch import world_of
-
         seen.append((world_of(settings), run_dir))
         return Outcome("completed")
 

@@ -1,7 +1,5 @@
 """adj_t in the place of edge_index: the same edges, whichever sparse matrix holds them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,8 +8,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
 
+from data.samples import raw_graph
 from gnnpar.data.preprocess import Preprocess, prepare
-from gnnpar.data.raw import RawGraph, edge_list_of, edges_of
+from gnnpar.data.raw import edge_list_of, edges_of
 
 EDGES = torch.tensor([[0, 2, 3, 3, 4], [1, 1, 0, 4, 2]])  # directed: a transposed reading gives other edges
 
@@ -63,23 +62,9 @@ def test_what_pyg_makes_of_a_graph_comes_back() -> None:
 
 
 def test_a_raw_graph_takes_it() -> None:
-    mask = torch.ones(5, dtype=torch.bool)
-    made = [
-        prepare(
-            RawGraph(
-                name="five",
-                x=torch.zeros(5, 2),
-                y=torch.arange(5),
-                edge_index=graph,
-                task="single_label",
-                masks=(mask, ~mask, ~mask),
-            ),
-            Preprocess(),
-            seed=0,
-        )
-        for graph in (EDGES, matrix("csr"), matrix("coo"))
-    ]
-    assert len({dataset.graph_hash for dataset in made}) == 1
+    graphs = (EDGES, matrix("csr"), matrix("coo"))
+    five: dict[str, Any] = {"x": torch.zeros(5, 2), "y": torch.arange(5), "masks": torch.eye(3, 5).bool().unbind()}
+    assert len({prepare(raw_graph(edge_index=g, **five), Preprocess(), seed=0).graph_hash for g in graphs}) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,8 +72,8 @@ def test_values_are_weights(kind: str) -> None:
     values = torch.tensor([1.0, 0.5, 0.25, 4.0, 3.0])
     edges, data = edge_list_of(matrix(kind, values))
     assert data.weight is not None
-    found = {(a, b): w for (a, b), w in zip(edges.T.tolist(), data.weight.tolist(), strict=True)}
-    assert found == {(a, b): w for (a, b), w in zip(EDGES.T.tolist(), values.tolist(), strict=True)}
+    found = zip(*edges.tolist(), data.weight.tolist(), strict=True)
+    assert set(found) == set(zip(*EDGES.tolist(), values.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -26,34 +26,20 @@ NO_LOOPS = Preprocess(self_loops=False)
 
 
 def fields(**changes: Any) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    given = {
-        "edge_index": np.array([SRC, DST]),
-        "edge_type": np.array(TYPE),
-        "edge_attr": np.array(ATTR, dtype=np.float32),
-        "x": rng.standard_normal((N, 3)).astype(np.float32),
-        "y": np.arange(N) % 3,
-        "train_mask": np.arange(N) < 4,
-        "val_mask": np.arange(N) == 4,
-        "test_mask": np.arange(N) > 4,
-    }
+    rng, nodes = np.random.default_rng(0), np.arange(N)
+    given = {"x": rng.standard_normal((N, 3)).astype(np.float32), "y": nodes % 3}
+    given |= {"edge_index": np.array([SRC, DST]), "edge_type": np.array(TYPE), "edge_attr": np.array(ATTR, np.float32)}
+    given |= {"train_mask": nodes < 4, "val_mask": nodes == 4, "test_mask": nodes > 4}
     return {key: np.asarray(value) for key, value in (given | changes).items() if value is not None}
 
 
 def raw(**changes: Any) -> RawGraph:
     tensors = {key: torch.from_numpy(value) for key, value in fields(**changes).items()}
-    edges = EdgeData(
-        **{kind: tensors[f"edge_{kind}"] for kind in ("type", "attr", "weight") if f"edge_{kind}" in tensors}
-    )
-    return RawGraph(
-        name="g",
-        x=tensors["x"],
-        y=tensors["y"],
-        edge_index=tensors["edge_index"],
-        task="single_label",
-        masks=(tensors["train_mask"], tensors["val_mask"], tensors["test_mask"]),
-        edges=edges,
-    )
+    kinds = [kind for kind in ("type", "attr", "weight") if f"edge_{kind}" in tensors]
+    given: Any = {key: tensors[key] for key in ("x", "y", "edge_index")}
+    given |= {"edges": EdgeData(**{kind: tensors[f"edge_{kind}"] for kind in kinds}), "task": "single_label"}
+    given["masks"] = tuple(tensors[f"{part}_mask"] for part in ("train", "val", "test"))
+    return RawGraph(name="g", **given)
 
 
 def test_edges_of_two_types_are_two_edges_and_a_repeated_one_is_one() -> None:

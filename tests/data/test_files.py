@@ -1,6 +1,5 @@
 """Raw files are found, processed in the cache and never downloaded; what is nowhere is one clear line, at once."""
 
-import contextlib
 import gzip
 import io
 import os
@@ -9,10 +8,13 @@ import sys
 import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -39,36 +41,47 @@ def offline(monkeypatch):
     monkeypatch.setattr(urllib.request, "urlopen", no_answer)
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """served(content, length=...): every address sends this content; the addresses that are asked for."""
+
+    def serve(content: bytes, length: int | None = None) -> list[str]:
+        asked: list[str] = []
+
+        class Answer(io.BytesIO):
+            headers: ClassVar = {"Content-Length": str(len(content) if length is None else length)}
+
+        def answer(request: urllib.request.Request, timeout: float) -> Answer:
+            asked.append(request.full_url)
+            return Answer(content)
+
+        monkeypatch.setattr(urllib.request, "urlopen", answer)
+        return asked
+
+    return serve
+
+
 NAMES = ["cora", "computers", "physics", "tolokers", "flickr", "reddit", "yelp", "amazon_products"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", ["missing", "empty", None])
-def test_a_dataset_that_is_nowhere_is_one_line(name, place, tmp_path, offline):
-    data_dir = None if place is None else tmp_path / place
-    if place == "empty":
-        (tmp_path / "empty").mkdir()
+def test_a_dataset_that_is_nowhere_is_one_line(name, place, tmp_path, offline, capfd):
+    (tmp_path / "empty").mkdir()
     config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / f"{name}.yaml"))
-    printed = io.StringIO()
-    with (
-        contextlib.redirect_stderr(printed),
-        contextlib.redirect_stdout(printed),
-        pytest.raises(
-            ValueError, match=rf"^dataset {name}: .* cannot be reached; put (it|them) into \S+/raw/\.$"
-        ) as caught,
-    ):
-        config.load(data_dir, 0)
+    line = rf"^dataset {name}: .* cannot be reached; put (it|them) into \S+/raw/\.$"
+    with pytest.raises(ValueError, match=line) as caught:
+        config.load(place and tmp_path / place, 0)
     assert "\n" not in str(caught.value)
-    assert printed.getvalue() == ""
+    assert capfd.readouterr() == ("", "")
     assert not list((tmp_path / "cache").rglob("*.pt"))
 
 
 def test_only_the_files_that_are_missing_are_asked_for(tmp_path, offline):
     (tmp_path / "Reddit" / "raw").mkdir(parents=True)
     (tmp_path / "Reddit" / "raw" / "reddit_data.npz").touch()
-    with pytest.raises(
-        ValueError, match=r"^dataset reddit: reddit_graph.npz: not in .*; put it into .*/Reddit/raw/\.$"
-    ):
+    line = r"^dataset reddit: reddit_graph.npz: not in .*; put it into .*/Reddit/raw/\.$"
+    with pytest.raises(ValueError, match=line):
         PyGDataset(name="reddit").load(tmp_path, 0)
 
 
@@ -93,20 +106,12 @@ def test_processing_leaves_data_dir_alone_and_follows_changed_files(tmp_path):
 
     def write(nodes: int) -> None:
         """A path graph in the layout of the Amazon files, ten classes."""
-        indptr = np.arange(nodes + 1)
-        indptr[-1] = nodes - 1
-        np.savez(
-            raw / "amazon_electronics_computers.npz",
-            adj_data=np.ones(nodes - 1, dtype=np.float32),
-            adj_indices=np.arange(1, nodes),
-            adj_indptr=indptr,
-            adj_shape=np.array([nodes, nodes]),
-            attr_data=np.ones(nodes, dtype=np.float32),
-            attr_indices=np.zeros(nodes, dtype=np.int32),
-            attr_indptr=np.arange(nodes + 1),
-            attr_shape=np.array([nodes, 3]),
-            labels=np.arange(nodes) % 10,
-        )
+        path = scipy.sparse.eye_array(nodes, k=1, format="csr")
+        x = scipy.sparse.csr_array(np.eye(1, 3, dtype=np.float32).repeat(nodes, 0))
+        matrices = {"adj": path, "attr": x}
+        parts = ("data", "indices", "indptr", "shape")
+        arrays: dict = {f"{key}_{part}": getattr(matrices[key], part) for key in matrices for part in parts}
+        np.savez(raw / "amazon_electronics_computers.npz", labels=np.arange(nodes) % 10, **arrays)
 
     config = PyGDataset(name="computers", split="random")
     write(60)
@@ -149,23 +154,18 @@ def test_ogb_says_what_it_needs(tmp_path, offline, name, why):
         config.load(tmp_path, 0)
 
 
-def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, served: Callable[..., list[str]]) -> None:
     """Of what the archive holds beside its files, nothing is unpacked. Edges of products are meant both ways."""
     content = {"edge": "0,1\n1,2\n3,4\n", "node-feat": "1,2\n" * 50, "node-label": "0\n1\n1\n39\n2\n" * 10}
     content |= {"num-node-list": "50\n", "num-edge-list": "3\n", "train": "0\n2\n", "valid": "1\n", "test": "3\n"}
-    packed, asked = io.BytesIO(), []
+    packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("arxiv/../../outside", "x")
         for file in ogb._SOURCES["ogbn_arxiv"].files:
             text = content[Path(file).name.removesuffix(".csv.gz")]
             archive.writestr(f"arxiv/{file}", gzip.compress(text.encode()))
 
-    def answer(request: urllib.request.Request, timeout: float) -> _Answer:
-        asked.append(request.full_url)
-        return _Answer(packed.getvalue())
-
-    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    asked = served(packed.getvalue())
     config = ogb.OGBDataset(name="ogbn_arxiv", symmetrize=True)
     first, second = config.load(None, 0), config.load(None, 0)
     assert asked == ["https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"]
@@ -184,13 +184,10 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, monkeypatch: pyte
     assert torch.equal(products.edge_index, first.edge_index) and products.num_classes == 47
 
 
-def test_real_files_load_silently_and_the_same_twice():
-    folder = shared("Cora")
+def test_real_files_load_silently_and_the_same_twice(capfd):
     config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / "cora.yaml"))
-    printed = io.StringIO()
-    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-        first, second = config.load(folder, 0), config.load(folder, 1)
-    assert printed.getvalue() == ""
+    first, second = (config.load(shared("Cora"), seed) for seed in (0, 1))
+    assert capfd.readouterr() == ("", "")
     assert (first.graph_hash, first.split_hash) == (second.graph_hash, second.split_hash)
 
 
@@ -210,49 +207,27 @@ def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_another(tmp_path
     assert files.fingerprint(tmp_path, ["raw.npz"]) not in (before, replaced)
 
 
-class _Answer(io.BytesIO):
-    """What a server sends."""
-
-    def info(self) -> dict[str, str]:
-        return {}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Content-Length": str(len(self.getbuffer()))}
-
-
-def test_downloads_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def open_it(request: urllib.request.Request, timeout: float) -> _Answer:
-        asked.append(request.full_url)
-        return _Answer(b'<a href="../../../../elsewhere">' + b"x" * 100)
-
-    monkeypatch.setattr(urllib.request, "urlopen", open_it)
+def test_downloads_have_names_of_their_own(tmp_path: Path, served: Callable[..., list[str]]) -> None:
+    asked = served(b'<a href="../../../../elsewhere">' + b"x" * 100)
     addresses = pyg._SOURCES["cora"].addresses()
     files.fetch({name: addresses[name] for name in ("ind.cora.x", "ind.cora.y")}, tmp_path / "raw")
     assert [file.name for file in sorted(tmp_path.rglob("*")) if file.is_file()] == ["ind.cora.x", "ind.cora.y"]
     assert asked[0] == "https://github.com/kimiyoung/planetoid/raw/master/data/ind.cora.x"
 
 
-def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cut(_Answer):
-        @property
-        def headers(self) -> dict[str, str]:
-            return {"Content-Length": "100"}
-
-    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: Cut(b"x" * 50))
+def test_a_download_that_is_cut_off_is_not_taken_for_the_file(tmp_path: Path, served: Callable[..., list[str]]) -> None:
+    served(b"x" * 50, length=100)
     with pytest.raises(ValueError, match=r"ind\.cora\.x is incomplete: 50 of 100 bytes were received; try again"):
         files.fetch({"ind.cora.x": "https://a.b/ind.cora.x"}, tmp_path / "raw")
     assert not list((tmp_path / "raw").iterdir())
 
 
-def test_an_archive_gives_the_files_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_gives_the_files_that_are_asked_for(tmp_path: Path, served: Callable[..., list[str]]) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in ("reddit_data.npz", "../outside", "reddit_graph.npz"):
             archive.writestr(name, name)
-    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: _Answer(packed.getvalue()))
+    served(packed.getvalue())
     files.fetch(pyg._SOURCES["reddit"].addresses(), tmp_path / "raw")
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["raw", "reddit_data.npz", "reddit_graph.npz"]
 

@@ -3,8 +3,6 @@
 # attributes of torch and PyG, and JSON, have no types here
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -139,18 +137,8 @@ def test_first_loss_equals_a_torch_loop(tmp_path: Path, normalize: str) -> None:
     del plain.edge_attr
     expected = F.mse_loss(Weighted(3, 1).double()(x, given.edge_index, weight)[train], given.y[train])
     dataset = {"self_loops": "keep", "drop_duplicates": False, "task": "regression", "normalize": normalize}
-    run = gnnpar.train(
-        Weighted,
-        plain,
-        strategy="graph_parallel",
-        world_size=2,
-        precision="fp64",
-        epochs=1,
-        comm="threads",
-        tracker="jsonl",
-        dataset=dataset,
-        folder=tmp_path / "run",
-    )
+    how: Any = {"strategy": "graph_parallel", "world_size": 2, "comm": "threads", "precision": "fp64", "epochs": 1}
+    run = gnnpar.train(Weighted, plain, dataset=dataset, folder=tmp_path / "run", **how)
     assert float(run.history["loss/train"][0]) == pytest.approx(expected.item(), rel=1e-13)
 
 
@@ -164,6 +152,7 @@ def test_standardised_times_are_computed_in_float64_and_stored_in_float32(capsys
 
 
 IDS = torch.arange(NODES) + 100_000_000
+BESIDE_ONES = torch.stack([torch.ones(NODES).double(), IDS], 1)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +162,7 @@ IDS = torch.arange(NODES) + 100_000_000
             {"x": IDS[:, None]},
             r"x has numbers up to 100000039 in column 0.*set dataset.normalize=standard or precision",
         ),
-        (
-            {"x": torch.stack([torch.ones(NODES).double(), IDS], 1)},
-            "x has numbers up to 100000039 in column 1, where float32 has steps of 8",
-        ),
+        ({"x": BESIDE_ONES}, "x has numbers up to 100000039 in column 1, where float32 has steps of 8"),
         ({"x": 1.7e9 + 600 * torch.rand(NODES, 1).double()}, "x has numbers up to 17000"),
         ({"y": torch.arange(NODES).double() + 1.7e9}, "y has numbers up to 1700000039.*set precision=fp64"),
         ({"y": IDS[:, None]}, "y has numbers up to 100000039"),

@@ -1,18 +1,22 @@
 """dataset=folder: read whole and in chunks it is the same graph; the bucket sort gives canonical edges."""
 
+import sys
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from conftest import Refused
 from gnnpar import files
-from gnnpar.cli.main import run
 from gnnpar.config.compose import compose
 from gnnpar.data import stored
-from gnnpar.data.columns import Column, ColumnWriter
+from gnnpar.data.columns import Column, ColumnWriter, load_npy
 from gnnpar.data.files import find_folder
 from gnnpar.data.folder import Folder
 from gnnpar.data.preprocess import Preprocess, canonical_edges
@@ -53,80 +57,63 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "canonical_csr", partial(stored.canonical_csr, bucket_edges=300))
 
 
+WEIGHTED: list[dict[str, Any]] = [{"drop_duplicates": False}, {"drop_duplicates": False, "self_loops": False}, {}]
+
+
 @pytest.mark.parametrize("kind", ["coo", "csr"])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "weights"),
     [
-        {},
-        {"symmetrize": True},
-        {"self_loops": False, "drop_duplicates": False},
-        {"normalize": "row"},
-        {"split": "random", "num_classes": 6},
+        ({}, False),
+        ({"symmetrize": True}, False),
+        ({"self_loops": False, "drop_duplicates": False}, False),
+        ({"normalize": "row"}, False),
+        ({"split": "random", "num_classes": 6}, False),
+        *((options, True) for options in (*WEIGHTED, {"self_loops": "keep"})),
     ],
     ids=str,
 )
-def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict) -> None:
-    config = Folder(path=str(write(tmp_path / "g", kind=kind)), **options)
-    _same(config, tmp_path, "indices.npy")
-
-
-@pytest.mark.parametrize("kind", ["coo", "csr"])
-@pytest.mark.parametrize(
-    "options", [{"drop_duplicates": False}, {"drop_duplicates": False, "self_loops": False}, {}, {"self_loops": "keep"}]
-)
-def test_in_chunks_weights_are_the_same(tmp_path: Path, kind: str, options: dict) -> None:
+def test_in_chunks_it_is_the_same_graph(tmp_path: Path, kind: str, options: dict, weights: bool) -> None:
     weight = np.random.default_rng(2).uniform(0.1, 2, 1500)
-    if options != {"drop_duplicates": False, "self_loops": False}:  # then an edge that is there twice has one weight
+    if options != WEIGHTED[1]:  # then an edge that is there twice has one weight
         src, dst = np.random.default_rng(1).integers(0, 150, size=(2, 1500))
         dst[:200] = 7
         order = np.arange(1500) if kind == "coo" else np.argsort(dst, kind="stable")
         weight = ((src * 151 + dst) % 7 / 4)[order]
-    config = Folder(path=str(write(tmp_path / "g", kind=kind, edge_weight=weight)), **options)
-    _same(config, tmp_path, "indices.npy", "weight.npy")
-
-
-def _same(config: Folder, tmp_path: Path, *files: str) -> None:
-    whole = config.load(None, 0)
-    chunked = config.stored(None, 0, tmp_path)
+    arrays: dict[str, Any] = {"edge_weight": weight} if weights else {}
+    config = Folder(path=str(write(tmp_path / "g", kind=kind, **arrays)), **options)
+    whole, chunked = config.load(None, 0), config.stored(None, 0, tmp_path)
     assert (chunked.graph_hash, chunked.split_hash) == (whole.graph_hash, whole.split_hash)
     assert torch.equal(chunked.edge_index, whole.edge_index)
     assert torch.equal(chunked.in_degree, whole.in_degree)
     assert chunked.num_classes == whole.num_classes
-    assert (chunked.in_weight is None) == (whole.in_weight is None)
-    if chunked.in_weight is not None and whole.in_weight is not None and whole.edges.weight is not None:
+    assert (chunked.in_weight is not None) == (whole.in_weight is not None) == weights
+    if chunked.in_weight is not None and whole.in_weight is not None:
         assert torch.equal(chunked.in_weight, whole.in_weight)
-    for kind in whole.edges.kinds:
-        rows = np.concatenate([p.values[kind] for p in chunked.edges(50)])
-        assert np.array_equal(rows, whole.edges.tensors[kind].numpy())
     pieces = list(chunked.edges(50))
+    for kept in whole.edges.kinds:
+        assert np.array_equal(np.concatenate([p.values[kept] for p in pieces]), whole.edges.tensors[kept].numpy())
     assert np.array_equal(np.concatenate([p.src for p in pieces]), whole.edge_index[0].numpy())
     assert np.array_equal(np.concatenate([p.dst for p in pieces]), whole.edge_index[1].numpy())
     assert [p.first for p in pieces] == list(range(0, whole.num_edges, 50))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["g", *files], "scratch files are gone"
+    left = sorted(file.name for file in tmp_path.iterdir())
+    assert left == ["g", "indices.npy", *(["weight.npy"] if weights else [])], "scratch files are gone"
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 40])
 @pytest.mark.parametrize("edges", [0, 1, 500])
 def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) -> None:
     pairs = np.random.default_rng(0).integers(0, nodes, size=(2, edges))
-    cases: list[tuple[SelfLoops, bool, bool]]
+    sizes: Any = {"num_nodes": nodes, "num_edges": edges, "bucket_edges": 20}
+
+    def chunks():
+        return iter([(*pairs[:, :7], {}), (*pairs[:, 7:], {})])
+
     cases = [(True, True, True), (False, False, False), (True, False, True), ("keep", True, False)]
-    for loops, both, distinct in cases:
+    for loops, both, distinct in cast("list[tuple[SelfLoops, bool, bool]]", cases):
         config = Preprocess(symmetrize=both, self_loops=loops, drop_duplicates=distinct)
-        want = canonical_edges(
-            EdgeList(torch.from_numpy(pairs)),
-            config,
-            num_nodes=nodes,
-        ).edge_index
-        indptr, indices, _ = stored.canonical_csr(
-            lambda: iter([(pairs[0, :7], pairs[1, :7], {}), (pairs[0, 7:], pairs[1, 7:], {})]),
-            tmp_path,
-            config,
-            name="g",
-            num_nodes=nodes,
-            num_edges=edges,
-            bucket_edges=20,
-        )
+        want = canonical_edges(EdgeList(torch.from_numpy(pairs)), config, num_nodes=nodes).edge_index
+        indptr, indices, _ = stored.canonical_csr(chunks, tmp_path, config, name="g", **sizes)
         assert np.array_equal(indices[0 : len(indices)], want[0].numpy())
         assert np.array_equal(np.repeat(np.arange(nodes), np.diff(indptr)), want[1].numpy())
 
@@ -211,21 +198,17 @@ def test_wide_rows_are_read_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_graph_larger_than_the_disk_is_refused_by_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    folder = tmp_path / "g"
-    folder.mkdir()
-    np.save(folder / "x.npy", np.zeros((40, 100_000), np.float32))
-    np.save(folder / "y.npy", np.arange(40) % 2)
-    np.save(folder / "src.npy", np.arange(40))
-    np.save(folder / "dst.npy", np.roll(np.arange(40), 1))
-    monkeypatch.chdir(tmp_path)
+    ring = np.arange(40)
+    arrays = {"x": np.zeros((40, 100_000), np.float32), "y": ring % 2, "src": ring, "dst": np.roll(ring, 1)}
+    (folder := tmp_path / "g").mkdir()
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
-    code = run(
-        "partition", ["dataset=folder", f"dataset.path={folder}", "dataset.split=random", "world_size=2", "out=o"]
-    )
-    assert code == 2 and not (tmp_path / "o").exists()
-    assert "GiB of disk at least" in capsys.readouterr().err
+    graph = ("dataset=folder", f"dataset.path={folder}", "dataset.split=random", "world_size=2")
+    refused("GiB of disk at least", "partition", *graph, "out=o")
+    assert not (tmp_path / "o").exists()
     assert Folder(name="g", path=str(folder), split="random").load(None, 0).num_nodes == 40
 
 
@@ -235,3 +218,45 @@ def test_two_lists_of_edges_are_refused(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", np.array(array))
     with pytest.raises(ValueError, match=r"edges are src and dst, or indices and indptr; remove indices\.npy"):
         Folder(name="g", path=str(tmp_path)).load(None, 0)
+
+
+class Circle:
+    """Ends by collection: Python runs, and threads change, while numpy parses."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(50):
+            pass
+
+
+def nested(depth: int, call: Callable[[], None]) -> None:
+    call() if depth == 0 else nested(depth - 1, call)
+
+
+def test_threads_at_different_depths_of_the_stack_read_what_was_saved(tmp_path: Path) -> None:
+    file, expected = tmp_path / "rows.npy", np.arange(5)
+    np.save(file, expected)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in range(2000):
+                for _ in range(20):
+                    Circle()
+                assert np.array_equal(load_npy(file), expected)
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=nested, args=(depth, read)) for depth in (0, 20, 50, 100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors

@@ -1,9 +1,8 @@
 """A HeteroData is one typed graph: rows, edges and labels of each type where they belong, mistakes in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,8 +60,6 @@ def test_an_encoder_is_one_for_each_type() -> None:
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
 @pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])
 def test_nodes_of_other_types_have_no_label(task: TaskName, dtype: torch.dtype) -> None:
-    """Of booleans they had the first class, or none of several, and -1 of whole numbers as targets; a random split took
-    them."""
     data, numbers = hetero(), torch.arange(12)
     classes = (numbers[:, None] + torch.arange(3)) % 2
     data["paper"].y = (classes if task == "multi_label" else classes[:, 0]).to(dtype)
@@ -72,66 +69,50 @@ def test_nodes_of_other_types_have_no_label(task: TaskName, dtype: torch.dtype) 
     assert torch.equal(found.y[chosen].flatten(), data["paper"].y.flatten().to(found.y.dtype))
 
 
-def weighted(data: HeteroData) -> None:
-    data["author", "writes", "paper"].edge_weight = torch.ones(20)
-
-
-def outside(data: HeteroData) -> None:
-    data["author", "writes", "paper"].edge_index[0, 3] = 5
-
-
-def two_labelled(data: HeteroData) -> None:
-    data["author"].y = torch.zeros(5, dtype=torch.int64)
-
-
-def unread(data: HeteroData) -> None:
-    data["paper", "cites", "paper"].edge_label = torch.ones(20)
-
-
-def short(data: HeteroData) -> None:
-    data["paper"].x = torch.ones(11, 3)
-
-
-def puts(kind: str, key: str, value: object) -> Callable[[HeteroData], None]:
-    return lambda data: setattr(data[kind], key, value)
-
-
-def halves(data: HeteroData) -> None:
-    data["paper", "cites", "paper"].edge_index = torch.full((2, 5), 0.5)
+WRITES, CITES, EVERY = ("author", "writes", "paper"), ("paper", "cites", "paper"), ("every",)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "line"),
+    ("place", "key", "value", "line"),
     [
-        (puts("venue", "num_nodes", [4]), "nothing says how many nodes of type venue there are"),
-        (puts("venue", "num_nodes", -4), "nothing says how many nodes of type venue there are"),
-        (puts("author", "x", torch.zeros(5, 2, dtype=torch.complex64)), "x of type author is torch.complex64"),
-        (halves, r"edge_index of \(paper, cites, paper\) is torch.float32; node ids must be integers"),
-        (weighted, r"edge_weight must be of every type of edges and of one width \(author__writes__paper: \[20\]; 5"),
-        (outside, r"1 of 20 edges \(author, writes, paper\) name a node of type author outside 0\.\.4"),
-        (two_labelled, "2 types of nodes have y: paper, author; give labels to one type"),
-        (unread, "holds edge_label, which models do not read"),
-        (short, r"of type paper"),
+        ("venue", "num_nodes", [4], "nothing says how many nodes of type venue there are"),
+        ("venue", "num_nodes", -4, "nothing says how many nodes of type venue there are"),
+        ("author", "x", torch.zeros(5, 2, dtype=torch.complex64), "x of type author is torch.complex64"),
+        ("author", "x", torch.full((5, 2), 1e300, dtype=torch.float64), "0 NaN and 10 infinite values"),
+        ("author", "x", torch.full((5, 2), torch.nan), "10 NaN and 0 infinite values"),
+        ("author", "y", torch.zeros(5).long(), "2 types of nodes have y: paper, author; give labels to one type"),
+        ("paper", "x", torch.ones(11, 3), r"of type paper"),
+        (CITES, "edge_index", torch.full((2, 5), 0.5), r"edge_index of \(paper, cites, paper\) is torch.float32; node"),
+        (CITES, "edge_label", torch.ones(20), "holds edge_label, which models do not read"),
+        (WRITES, "edge_weight", torch.ones(20), r"edge_weight must be of every type of edges and of one width \(auth"),
+        (
+            WRITES,
+            "edge_index",
+            5 * torch.eye(2, 20).long(),
+            r"1 of 20 edges \(author, writes, paper\) name a node of t",
+        ),
+        (EVERY, "edge_weight", torch.full((20,), torch.inf), "edge_weight of edge 0 is inf"),
+        (EVERY, "edge_attr", torch.zeros(19, 2), r"edge_attr must be \[100, width\], one row an edge, got \[95, 2\]"),
+        (EVERY, "edge_attr", torch.zeros(20, 2, 2), r"edge_attr must be \[100, width\], one row an edge, got \[100, 2"),
     ],
 )
-def test_a_mistake_is_one_clear_line(spoil: Callable[[HeteroData], None], line: str) -> None:
+def test_a_mistake_is_one_clear_line(place: Any, key: str, value: object, line: str) -> None:
     data = hetero()
-    spoil(data)
+    for each in data.edge_types if place == EVERY else [place]:
+        setattr(data[each], key, value)
     with pytest.raises(ValueError, match=line) as caught:
-        raw_graph("given", data)
+        _ = gnnpar.homogeneous(data), raw_graph("given", data)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("dataset given")
 
 
-def injecting(data: HeteroData) -> None:
-    """What PyG's to_hetero writes between quotation marks into the code of a forward."""
-    evil = 'x",[getattr(__import__("os"),"system")("touch PWNED")]and"y'
-    data["paper", evil, "paper"].edge_index = torch.zeros(2, 1, dtype=torch.long)
+# what PyG's to_hetero writes between quotation marks into the code of a forward
+EVIL = 'x",[getattr(__import__("os"),"system")("touch PWNED")]and"y'
 
 
 def test_a_name_that_could_be_code_is_refused_by_every_reader(tmp_path: Path) -> None:
     data = hetero()
-    injecting(data)
+    data["paper", EVIL, "paper"].edge_index = torch.zeros(2, 1, dtype=torch.long)
     torch.save(data, tmp_path / "evil.pt")
     readers: list[Callable[[], object]] = [
         lambda: raw_graph("given", data),
@@ -142,41 +123,6 @@ def test_a_name_that_could_be_code_is_refused_by_every_reader(tmp_path: Path) ->
     for read in readers:
         with pytest.raises(ValueError, match=r"the type 'x\".* has more in it than letters, digits, spaces and _ - \."):
             read()
-
-
-def weights_of(value: float) -> Callable[[HeteroData], None]:
-    def spoil(data: HeteroData) -> None:
-        for kind in data.edge_types:
-            data[kind].edge_weight = torch.full((20,), value)
-
-    return spoil
-
-
-def attributes(*shape: int) -> Callable[[HeteroData], None]:
-    def spoil(data: HeteroData) -> None:
-        for kind in data.edge_types:
-            data[kind].edge_attr = torch.zeros(shape)
-
-    return spoil
-
-
-@pytest.mark.parametrize(
-    ("spoil", "line"),
-    [
-        (puts("author", "x", torch.full((5, 2), 1e300, dtype=torch.float64)), "0 NaN and 10 infinite values"),
-        (puts("author", "x", torch.full((5, 2), torch.nan)), "10 NaN and 0 infinite values"),
-        (weights_of(torch.inf), "edge_weight of edge 0 is inf"),
-        (attributes(19, 2), r"edge_attr must be \[100, width\], one row an edge, got \[95, 2\]"),
-        (attributes(20, 2, 2), r"edge_attr must be \[100, width\], one row an edge, got \[100, 2, 2\]"),
-        (short, "of type paper"),
-    ],
-)
-def test_so_it_is_where_the_graph_is_asked_for(spoil: Callable[[HeteroData], None], line: str) -> None:
-    data = hetero()
-    spoil(data)
-    with pytest.raises(ValueError, match=line) as caught:
-        gnnpar.homogeneous(data)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [None, Data()])

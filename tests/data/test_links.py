@@ -1,7 +1,5 @@
 """Link prediction: the split of edges, negatives, metrics against their definitions, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -22,15 +20,8 @@ def undirected(ends: Tensor, num_nodes: int = NODES) -> Dataset:
     """With both directions of every edge, and self loops. Shapes: ends [2, n]."""
     edges = canonical_edges(EdgeList(ends), Preprocess(symmetrize=True), num_nodes=num_nodes).edge_index
     mask = torch.ones(num_nodes, dtype=torch.bool)
-    return Dataset.of(
-        "drawn",
-        x=torch.randn(num_nodes, 4),
-        y=torch.zeros(num_nodes, dtype=torch.int64),
-        edge_index=edges,
-        masks=(mask, ~mask, ~mask),
-        num_classes=2,
-        task="single_label",
-    )
+    x, y, masks = torch.randn(num_nodes, 4), torch.zeros(num_nodes, dtype=torch.int64), (mask, ~mask, ~mask)
+    return Dataset.of("drawn", x=x, y=y, edge_index=edges, masks=masks, num_classes=2, task="single_label")
 
 
 def adjacency(edge_index: Tensor, num_nodes: int = NODES) -> Tensor:

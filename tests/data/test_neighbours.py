@@ -1,7 +1,5 @@
 """Neighbour sampling: how many, which, how often; PyG's own where pyg-lib or torch-sparse is installed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -8,16 +8,18 @@ import pytest
 import torch
 
 import gnnpar
+from conftest import Run
 from data.samples import npz_arrays, raw_graph
+from gnnpar import files
 from gnnpar.data import Preprocess, prepare
 from gnnpar.data.npz import NPZ
 from gnnpar.parallel.objective import SPLITS
 
 
-def saved(folder: Path, *, name: str = "my.npz", **changes: Any) -> str:
+def saved(folder: Path, **changes: Any) -> str:
     arrays: dict[str, Any] = npz_arrays(**changes)
-    np.savez(folder / name, **arrays)
-    return str(folder / name)
+    np.savez(folder / "my.npz", **arrays)
+    return str(folder / "my.npz")
 
 
 def test_round_trip(tmp_path):
@@ -34,13 +36,9 @@ def test_any_integer_type_will_do(tmp_path, dtype):
 
 
 def test_symmetrize_and_missing_masks(tmp_path):
-    masks = dict.fromkeys(("train_mask", "val_mask", "test_mask"))
-    path = saved(tmp_path, **masks)
-    data = NPZ(path=path, symmetrize=True, split="random").load(None, 0)
-    src, dst = data.edge_index
-    assert {(a, b) for a, b in zip(src.tolist(), dst.tolist(), strict=True)} == {
-        (b, a) for a, b in zip(src.tolist(), dst.tolist(), strict=True)
-    }
+    path = saved(tmp_path, **dict.fromkeys(("train_mask", "val_mask", "test_mask")))
+    ends = NPZ(path=path, symmetrize=True, split="random").load(None, 0).edge_index.T.tolist()
+    assert sorted(ends) == sorted([b, a] for a, b in ends)
     with pytest.raises(ValueError, match="has no split of its own"):
         NPZ(path=path).load(None, 0)
     only_train = NPZ(path=saved(tmp_path, val_mask=None, test_mask=None)).load(None, 0)
@@ -80,43 +78,69 @@ def test_many_columns_of_labels_are_multi_label(tmp_path):
     assert (data.task, data.num_classes, data.y.dtype) == ("multi_label", 4, torch.float32)
 
 
-def test_mistakes_are_one_line(tmp_path):
-    def fails(match, **fields):
-        with pytest.raises(ValueError, match=match) as caught:
-            NPZ(**fields).load(tmp_path, 0)
-        assert "\n" not in str(caught.value)
-
-    (tmp_path / "text.npz").write_text("hello")
-    (tmp_path / "empty.npz").write_bytes(b"")
-    saved(tmp_path, name="names.npz", y=np.array(list("abcabc")))
-    saved(tmp_path, name="objects.npz", y=np.array([None] * 6))
-    whole = Path(saved(tmp_path)).read_bytes()
-    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    fails("dataset.path is not set")
-    fails("there is no file .*nothing.npz", path="nothing.npz")
-    for name in ("text", "empty", "objects", "cut"):
-        fails("cannot be read as .npz", path=f"{name}.npz")
-    fails("y has dtype <U1; store numbers", path="names.npz")
-    fails("has no edge_index", path=saved(tmp_path, edge_index=None))
-    fails("has no y", path=saved(tmp_path, y=None))
-    nan = npz_arrays()["x"].copy()
-    nan[3, 1] = np.nan
-    fails("features hold 1 NaN .*node 3, feature 1", path=saved(tmp_path, x=nan))
+def spoiled(key: str, place: tuple[int, ...], value: float) -> dict[str, np.ndarray]:
+    array = npz_arrays()[key].copy()
+    array[place] = value
+    return {key: array}
 
 
-@pytest.mark.parametrize("key", ["edge_color", "node_type"])
-def test_what_no_model_reads_is_refused(tmp_path, key):
-    changes: dict[str, Any] = {key: np.ones(5)}
-    with pytest.raises(ValueError, match=f"dataset npz: it holds {key}, which models do not read") as caught:
-        NPZ(path=saved(tmp_path, **changes)).load(None, 0)
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"hello", "cannot be read as .npz"),
+        (b"", "cannot be read as .npz"),
+        (b"PK\x03\x04cut", "cannot be read as .npz"),
+        ({"y": np.array([None] * 6)}, "cannot be read as .npz"),
+        ({"y": np.array(list("abcabc"))}, "y has dtype <U1; store numbers"),
+        ({"edge_index": None}, "has no edge_index"),
+        ({"y": None}, "has no y"),
+        (spoiled("x", (3, 1), np.nan), "features hold 1 NaN .*node 3, feature 1"),
+        (spoiled("y", (3,), 10**9), "the largest label, 1000000000, gives .*; number the classes"),
+        ({"y": np.array([0, 1, 2, 0, 2**63, 2], dtype=np.uint64)}, rf"the number {2**63}, beyond 2\^63"),
+        ({"y": np.array([0, 1, 2, 0, 2**64 - 1, 2], dtype=np.uint64)}, rf"the number {2**64 - 1}, beyond 2\^63"),
+        ({"edge_color": np.ones(5)}, "dataset npz: it holds edge_color, which models do not read"),
+        ({"node_type": np.ones(5)}, "dataset npz: it holds node_type, which models do not read"),
+        ({"node_features": npz_arrays()["x"]}, r"has both .* and .*; leave one of them out"),
+        ({"train_masks": npz_arrays()["train_mask"]}, r"has both .* and .*; leave one of them out"),
+        ({"edges": npz_arrays()["edge_index"].T}, r"has both .* and .*; leave one of them out"),
+    ],
+)
+def test_mistake_in_a_file_is_one_line(tmp_path, content, line):
+    if isinstance(content, bytes):
+        (tmp_path / "my.npz").write_bytes(content)
+    else:
+        saved(tmp_path, **content)
+    with pytest.raises(ValueError, match=line) as caught:
+        NPZ(path="my.npz").load(tmp_path, 0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("path", "line"), [(None, "dataset.path is not set"), ("a.npz", "there is no file .*a.npz")])
+def test_missing_file_is_one_line(tmp_path, path, line):
+    with pytest.raises(ValueError, match=line):
+        NPZ(path=path).load(tmp_path, 0)
+
+
+def test_file_cut_in_half_is_one_line(tmp_path):
+    whole = Path(saved(tmp_path)).read_bytes()
+    (tmp_path / "my.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cannot be read as \.npz"):
+        NPZ(path="my.npz").load(tmp_path, 0)
 
 
 def test_a_path_with_other_letters_than_ascii_is_read(tmp_path: Path) -> None:
     (folder := tmp_path / "données").mkdir()
-    ring = np.arange(9)
-    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(SPLITS)}
-    x = np.ones((9, 2), np.float32)
-    np.savez(folder / "g.npz", x=x, y=ring % 3, edge_index=np.stack([ring, np.roll(ring, 1)]), **masks)
-    done = gnnpar.train("gcn", folder / "g.npz", strategy="single", epochs=1, folder=tmp_path / "run")
+    done = gnnpar.train("gcn", saved(folder), strategy="single", epochs=1, folder=tmp_path / "run")
     assert done.result["status"] == "completed"
+
+
+def test_outputs_beyond_memory_are_refused(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node a class of its own: what a model gives for them has the square of their number."""
+    ring = np.arange(400)
+    masks = {f"{split}_mask": ring % 3 == i for i, split in enumerate(SPLITS)}
+    edges = np.stack([ring, np.roll(ring, 1)])
+    np.savez(tmp_path / "g.npz", x=np.ones((400, 2), np.float32), y=ring, edge_index=edges, **masks)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 24 * 400**2 - 1)
+    done = run_here("train", "dataset=npz", "dataset.path=g.npz", "strategy=single", "epochs=1")
+    assert done.returncode != 0
+    assert "400 nodes of a rank with 400 outputs each needs" in done.stderr

@@ -1,8 +1,7 @@
 """Real targets: from a file to a split, a shard on disk and a training that equals plain autograd on one device."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,16 +30,9 @@ def graph() -> Dataset:
     gen = torch.Generator().manual_seed(1)
     y = plain.x @ torch.randn(plain.num_features, TARGETS, generator=gen) + 5
     y[::7] = torch.nan
-    masks = [mask & ~torch.isnan(y[:, 0]) for mask in (plain.train_mask, plain.val_mask, plain.test_mask)]
-    return Dataset.of(
-        "small",
-        x=plain.x,
-        y=y,
-        edge_index=plain.edge_index,
-        masks=(masks[0], masks[1], masks[2]),
-        num_classes=TARGETS,
-        task="regression",
-    )
+    train, val, test = (m & ~torch.isnan(y[:, 0]) for m in (plain.train_mask, plain.val_mask, plain.test_mask))
+    given = {"x": plain.x, "edge_index": plain.edge_index, "masks": (train, val, test)}
+    return Dataset.of("small", y=y, num_classes=TARGETS, task="regression", **given)
 
 
 @pytest.mark.parametrize("strategy", [GraphParallel(), SAR()], ids=["graph_parallel", "sar"])
@@ -92,17 +84,9 @@ def test_a_run_explains_the_targets(tmp_path: Path) -> None:
     data = graph()
     masks = {"train_mask": data.train_mask, "val_mask": data.val_mask, "test_mask": data.test_mask}
     given = {"x": data.x, "y": data.y, "edge_index": data.edge_index, **masks}
-    run = gnnpar.train(
-        SAGE(num_layers=2, hidden=16, dropout=0.0),
-        given,
-        **{"dataset.task": "regression", "optim.lr": 0.05},
-        strategy="graph_parallel",
-        world_size=2,
-        comm="threads",
-        epochs=60,
-        threads_per_rank=1,
-        folder=tmp_path / "run",
-    )
+    how: Any = {"strategy": "graph_parallel", "world_size": 2, "comm": "threads", "epochs": 60, "threads_per_rank": 1}
+    how |= {"dataset.task": "regression", "optim.lr": 0.05, "folder": tmp_path / "run"}
+    run = gnnpar.train(SAGE(num_layers=2, hidden=16, dropout=0.0), given, **how)
     metric = run.result["metric"]
     assert metric["name"] == "r2"
     assert not fault(run.result)

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
-from conftest import ROOT
 from gnnpar.data import rmat
 from gnnpar.data.rmat import RMAT, _Graph
 
@@ -20,10 +17,6 @@ SMALL = RMAT(scale=10, num_features=4)
 def pairs_of(config: RMAT, limit: int = 1 << 17) -> tuple[np.ndarray, np.ndarray]:
     chunks = [(src, dst) for src, dst, _ in _Graph.of(config, 0).pairs(limit)]
     return tuple(np.concatenate(each) for each in zip(*chunks, strict=True))  # type: ignore[return-value]
-
-
-def test_yaml_and_class_agree_on_the_default():
-    assert instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / "rmat.yaml")) == RMAT()
 
 
 def test_the_graph_depends_on_its_own_seed_only():

@@ -24,10 +24,6 @@ def homophily(data) -> float:
     return (data.y[src] == data.y[dst]).float().mean().item()
 
 
-def test_yaml_and_class_agree_on_the_default():
-    assert preset("sbm") == SBM()
-
-
 def test_the_graph_depends_on_its_own_seed_only():
     first = SBM().load(None, 0)
     assert first.graph_hash == SBM().load(None, 9).graph_hash
@@ -68,10 +64,25 @@ def test_small_graphs_are_made_with_what_fits(caplog):
         data = SBM(num_nodes=40, avg_degree=4.0).load(None, 0)
     assert data.num_edges == 40 + 160
     assert "homophily is" in caplog.text
-    with pytest.raises(ValueError, match=r"distinct edges fit among 16 nodes; lower dataset.avg_degree=16"):
-        SBM(num_nodes=16).load(None, 0)
-    with pytest.raises(ValueError, match=r"dataset.homophily=0.95 is out of reach: dataset.bridge_share=0.15"):
-        SBM(homophily=0.95).load(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"num_nodes": 16}, r"distinct edges fit among 16 nodes; lower dataset.avg_degree=16"),
+        ({"homophily": 0.95}, r"dataset.homophily=0.95 is out of reach: dataset.bridge_share=0.15"),
+        ({"num_classes": 10**12}, "dataset.num_classes=1000000000000 is more than the 3000 nodes: lower it"),
+        ({"num_communities": 10**12}, "dataset.num_communities=1000000000000 is more than the 3000 nodes"),
+        ({"num_nodes": 10**12}, "dataset sbm with 1,000,000,000,000 nodes needs"),
+        ({"num_features": 10**12}, "lower dataset.num_nodes or num_features"),
+        ({"scale": 1e12}, "dataset sbm with 3,000,000,000,000,000 nodes needs"),
+        ({"avg_degree": 1e12}, "is more than the 3000 nodes: lower it"),
+        ({"num_nodes": 60, "avg_degree": 100.0}, r"avg_degree=100\.0 is more than the 60 nodes"),
+    ],
+)
+def test_graph_beyond_its_pairs_or_the_machine_is_refused(fields, line):
+    with pytest.raises(ValueError, match=line):
+        SBM(**fields).load(None, 0)
 
 
 @pytest.mark.parametrize("balance_seed", range(3))

@@ -1,20 +1,10 @@
 """sbm_typed: types say which signature a topic stands for, and some pairs of nodes have several."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from gnnpar.data.typed import TypedSBM, generate
-
-CONF = Path(__file__).resolve().parents[2] / "conf" / "dataset"
-
-
-def test_yaml_and_class_agree_on_the_default() -> None:
-    assert instantiate(OmegaConf.load(CONF / "sbm_typed.yaml")) == TypedSBM()
 
 
 def test_edges_of_two_types_between_two_nodes_are_two_edges() -> None:
@@ -44,11 +34,10 @@ def test_a_type_is_the_topic_less_the_signature() -> None:
     assert share.min() > 0.25 + 0.75 * 0.2, "a quarter of the edges, those between the sides, agree on it"
 
 
-def test_too_many_edges_are_refused() -> None:
-    with pytest.raises(ValueError, match="distinct edges fit among 16 nodes; lower"):
-        TypedSBM(num_nodes=16).load(None, 0)
-
-
-def test_graph_beyond_the_memory_is_refused_in_a_line() -> None:
-    with pytest.raises(ValueError, match="GiB at least, this machine has"):
-        TypedSBM(num_nodes=100_000_000_000).load(None, 0)
+@pytest.mark.parametrize(
+    ("nodes", "line"),
+    [(16, "distinct edges fit among 16 nodes; lower"), (100_000_000_000, "GiB at least, this machine has")],
+)
+def test_graph_beyond_its_pairs_or_the_memory_is_refused(nodes: int, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        TypedSBM(num_nodes=nodes).load(None, 0)

@@ -7,6 +7,7 @@ from data.samples import raw_graph
 from gnnpar.data import Preprocess, prepare
 
 NAN = torch.tensor([[0.0, 1.0]] * 4 + [[float("nan"), 2.0], [float("inf"), 0.0]])
+ALL = torch.ones(6)
 INTEGERS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
@@ -17,19 +18,13 @@ INTEGERS = torch.tensor([0, 1, 2, 0, 1, 2])
         ({"x": torch.full((6, 1), 1e300, dtype=torch.float64)}, "features hold 0 NaN and 6 infinite"),
         ({"x": torch.ones(6)}, r"features must be \[nodes, features\].*got shape \[6\]"),
         ({"x": torch.ones(0, 3)}, r"got shape \[0, 3\]"),
-        (
-            {"x": torch.ones(4, 2)},
-            r"labels of a single_label task must have shape \[4\], got \[6\]|point outside nodes 0..3",
-        ),
+        ({"x": torch.ones(4, 2)}, r"labels of a single_label task must have shape \[4\], got \[6\]|outside nodes 0..3"),
         (
             {"edge_index": torch.tensor([[0, 6], [1, 2]])},
             "1 of 2 edges point outside nodes 0..5 .ids range from 0 to 6",
         ),
         ({"edge_index": torch.tensor([[0, -1], [1, 2]])}, "1 of 2 edges point outside nodes 0..5 .ids range from -1"),
-        (
-            {"edge_index": torch.tensor([[0, 1], [1, 2], [2, 3]])},
-            r"must have shape \[2, edges\], got \[3, 2\]; transpose",
-        ),
+        ({"edge_index": torch.ones(3, 2).long()}, r"must have shape \[2, edges\], got \[3, 2\]; transpose"),
         ({"edge_index": torch.tensor([[0.0], [1.0]])}, "edge_index is torch.float32; node ids must be integers"),
         ({"y": torch.tensor([0, 1, 2, 0, 1])}, r"must have shape \[6\], got \[5\]"),
         ({"y": torch.tensor([0, 1, 2, 0, 1, -3])}, "1 labels lie outside 0..2 .they range from -3 to 2"),
@@ -38,16 +33,10 @@ INTEGERS = torch.tensor([0, 1, 2, 0, 1, 2])
         ({"y": torch.tensor([0.5, 1, 2, 0, 1, 0])}, "1 labels are not whole numbers"),
         ({"y": INTEGERS, "task": "multi_label"}, r"must have shape \[6, classes\] of 0/1, got \[6\]"),
         ({"y": INTEGERS[:, None].repeat(1, 2), "task": "multi_label"}, "4 multi-label entries are neither 0 nor 1"),
-        (
-            {"masks": (torch.zeros(6), torch.ones(6), torch.zeros(6))},
-            "the training split is empty .train/val/test = 0/6/0",
-        ),
-        (
-            {"masks": (torch.ones(6), torch.eye(6)[0], torch.zeros(6))},
-            "1 nodes are in both the train and the val split",
-        ),
-        ({"masks": (torch.ones(5), torch.ones(6), torch.ones(6))}, r"train_mask must be \[6\].*got \[5\]"),
-        ({"masks": (torch.full((6,), 3), torch.ones(6), torch.ones(6))}, "train_mask is torch.int64 with values other"),
+        ({"masks": (0 * ALL, ALL, 0 * ALL)}, "the training split is empty .train/val/test = 0/6/0"),
+        ({"masks": (ALL, torch.eye(6)[0], 0 * ALL)}, "1 nodes are in both the train and the val split"),
+        ({"masks": (ALL[:5], ALL, ALL)}, r"train_mask must be \[6\].*got \[5\]"),
+        ({"masks": (3 * ALL.long(), ALL, ALL)}, "train_mask is torch.int64 with values other"),
         ({"masks": None}, "has no split of its own; set dataset.split=random"),
         ({"y": torch.tensor([-1, 1, 2, 0, 1, 2])}, "1 nodes of the train split have no label"),
     ],

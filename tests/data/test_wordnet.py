@@ -1,20 +1,15 @@
 """wordnet: synsets, pointers and glosses of dictionary files in the format wndb(5WN)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 import gnnpar
 from gnnpar.cli.main import run
 from gnnpar.data.wordnet import POINTERS, WordNet
-from gnnpar.paths import conf_dir
 
 LICENCE = "  1 This software and database is being provided to you, the LICENSEE, by\n"
 
@@ -49,10 +44,6 @@ def dictionary(folder: Path, *more: str) -> Path:
     for name, lines in (("noun", nouns), ("verb", verbs), ("adj", adjectives), ("adv", more)):
         (folder / f"data.{name}").write_text(LICENCE + "".join(lines), encoding="latin-1")
     return folder
-
-
-def test_yaml_and_class_agree_on_the_default() -> None:
-    assert instantiate(OmegaConf.load(conf_dir() / "dataset" / "wordnet.yaml")) == WordNet()
 
 
 def test_the_command_builds_it_and_prints_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,7 +1,5 @@
 """Every file, test, module and command that a document names exists; the glossary is sorted and has every term once."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path
@@ -104,10 +102,8 @@ def test_commands_and_choices_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_the_layers_are_those_of_the_import_contract(page: str) -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
-    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    layers = next(each["layers"] for each in tools["importlinter"]["contracts"] if each["type"] == "layers")
     assert "```\n" + "\n".join(layers) + "\n```" in (ROOT / page).read_text(encoding="utf-8")
 
 

@@ -1,7 +1,5 @@
 """The README is short and whole, its code and its commands run, its figures come from experiments that can be rerun."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_nets
-from conftest import ROOT, environment
+from conftest import ROOT, Run
 from gnnpar import __version__
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCNConv
@@ -136,19 +134,22 @@ def test_the_figure_is_drawn_by_its_script(tmp_path: Path) -> None:
         assert drawn.read_text(encoding="utf-8") == kept
 
 
-def test_badges_are_drawn_from_the_files_they_lead_to(tmp_path: Path) -> None:
+def drawn_again(script: str, pattern: str, tmp_path: Path) -> dict[str, str]:
+    """Names and texts of what a script of docs/images draws: the files that lie there."""
     images = ROOT / "docs" / "images"
-    subprocess.run([sys.executable, images / "make_badges.py", tmp_path], check=True, timeout=60)
+    subprocess.run([sys.executable, images / script, tmp_path], check=True, timeout=60)
     drawn = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
-    assert drawn == {file.name: file.read_text(encoding="utf-8") for file in images.glob("badge_*.svg")}
+    assert drawn == {file.name: file.read_text(encoding="utf-8") for file in images.glob(pattern)}
+    return drawn
+
+
+def test_badges_are_drawn_from_the_files_they_lead_to(tmp_path: Path) -> None:
+    drawn = drawn_again("make_badges.py", "badge_*.svg", tmp_path)
     assert f">{__version__}<" in drawn["badge_version.svg"] and all(f"images/{name})" in README for name in drawn)
 
 
 def test_the_figures_of_the_concepts_are_drawn_by_their_script(tmp_path: Path) -> None:
-    images = ROOT / "docs" / "images"
-    subprocess.run([sys.executable, images / "make_concepts.py", tmp_path], check=True, timeout=60)
-    drawn = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
-    assert drawn == {file.name: file.read_text(encoding="utf-8") for file in images.glob("concept_*.svg")}
+    drawn = drawn_again("make_concepts.py", "concept_*.svg", tmp_path)
     shown = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     assert all(f"(images/{name})" in shown for name in drawn) and len(drawn) == 4
 
@@ -158,20 +159,12 @@ def without_figures(line: str) -> str:
     return re.sub("#(us|ms|s|min)", "#", shape(line))
 
 
-def test_60_seconds_show_what_comes(tmp_path: Path) -> None:
+def test_60_seconds_show_what_comes(run_python: Run) -> None:
     """Its commands run, and every line that the README shows is one of theirs, numbers aside."""
     steps = list(commands(block("console")))
     assert len(steps) == 2
     for step in steps:
-        done = subprocess.run(
-            [sys.executable, "-m", *step.line.split()],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=140,
-        )
+        done = run_python("-m", *step.line.split())
         assert done.returncode == 0, done.stderr[-3000:]
         lines = {without_figures(line) for line in (done.stdout + done.stderr).splitlines()}
         busy = any("the machine was busy" in line for line in done.stdout.splitlines())
@@ -184,15 +177,13 @@ def reproduce(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_reproduce_lists_every_experiment_and_refuses_an_unknown_one(tmp_path: Path) -> None:
+def test_reproduce_lists_every_experiment_and_refuses_an_unknown_one() -> None:
     listed = [line.split()[0] for line in reproduce().stdout.splitlines()]
     assert listed == sorted(file.parent.name for file in (ROOT / "experiments").glob("*/README.md"))
     assert "15 minutes" in reproduce().stdout
     done = reproduce("nothing")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "there is no experiment nothing; experiments/reproduce.sh lists them\n",
-    )
+    line = "there is no experiment nothing; experiments/reproduce.sh lists them\n"
+    assert (done.returncode, done.stderr) == (2, line)
 
 
 def test_reproduce_runs_an_experiment_and_its_report(tmp_path: Path) -> None:
@@ -207,13 +198,9 @@ def test_reproduce_runs_an_experiment_and_its_report(tmp_path: Path) -> None:
     (study / "run.py").write_text("def run(files, *, given=0): files.figure.write_text(str(given))\n")
     (study / "report.py").write_text("def report(files): print(f'| a |\\n| {files.figure.read_text()} |')\n")
     for given, changed in (("1", 0), ("2", 1)):
-        done = subprocess.run(
-            [script, "echo", "--given", given],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment() | {"PYTHON": sys.executable},
-        )
+        env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
+        command = [script, "echo", "--given", given]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         assert done.returncode == 0, done.stderr
         where = "lines and figures lie in outputs/reproduced/echo/experiments/echo"
         assert done.stdout.endswith(f"\n{changed} lines of these tables differ from those of its pages; {where}\n")

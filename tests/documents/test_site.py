@@ -1,19 +1,15 @@
 """The documentation site: links move with their pages, every page is in the navigation, tables are measured."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import ROOT, environment
+from conftest import ROOT, Run
 
 DOCS = ROOT / "docs"
 
@@ -30,15 +26,21 @@ def loaded(name: str) -> Any:
 hooks = loaded("hooks")
 
 
-def test_links_hold_where_the_site_puts_a_page() -> None:
-    assert hooks.moved("![x](docs/images/a.png) [p](docs/guide/protocol.md#time)", "README.md") == (
-        "![x](images/a.png) [p](guide/protocol.md#time)"
-    )
-    assert hooks.moved("[s](sar_speed/README.md)", "experiments/README.md") == "[s](sar_speed/README.md)"
-    assert hooks.moved("[e](../../experiments/README.md)", "docs/adr/0001.md") == "[e](../experiments/README.md)"
-    fenced = "```python\na[b](../c)\n```\n"
-    assert hooks.moved(fenced, "docs/adr/0001.md") == fenced
-    assert hooks.moved("[w](https://x.org/a)", "README.md") == "[w](https://x.org/a)"
+FENCED = "```python\na[b](../c)\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "page", "moved"),
+    [
+        ("![x](docs/images/a.png) [p](docs/guide/p.md#t)", "README.md", "![x](images/a.png) [p](guide/p.md#t)"),
+        ("[s](sar_speed/README.md)", "experiments/README.md", "[s](sar_speed/README.md)"),
+        ("[e](../../experiments/README.md)", "docs/adr/0001.md", "[e](../experiments/README.md)"),
+        (FENCED, "docs/adr/0001.md", FENCED),
+        ("[w](https://x.org/a)", "README.md", "[w](https://x.org/a)"),
+    ],
+)
+def test_links_hold_where_the_site_puts_a_page(text: str, page: str, moved: str) -> None:
+    assert hooks.moved(text, page) == moved
 
 
 def pages(node: Any) -> list[str]:
@@ -133,16 +135,10 @@ def test_losses_are_of_a_training_that_learns() -> None:
     assert abs(pipeline[-1] / single[-1] - 1) > 0.1
 
 
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="extra [docs] is not installed; make docs builds the site")
-    pytest.importorskip("mkdocstrings", reason="extra [docs] is not installed; make docs builds the site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
-        cwd=ROOT,
-        env=environment() | {"NO_MKDOCS_2_WARNING": "1", "GNNPAR_SITE_TABLES": "no"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
-    )
+def test_the_site_builds_without_warnings(run_python: Run, tmp_path: Path) -> None:
+    for package in ("mkdocs", "mkdocstrings"):
+        pytest.importorskip(package, reason="extra [docs] is not installed; make docs builds the site")
+    env = {"NO_MKDOCS_2_WARNING": "1", "GNNPAR_SITE_TABLES": "no"}
+    build = ("-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site"))
+    done = run_python(*build, cwd=ROOT, timeout=250, **env)
     assert done.returncode == 0, done.stderr[-3000:]

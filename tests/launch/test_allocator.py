@@ -3,8 +3,6 @@
 Each check runs in a process of its own: thresholds of glibc are set for a process and never unset.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
@@ -12,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from statistics import median
@@ -57,11 +54,10 @@ class Reused:
 
     @contextmanager
     def session(self, *, first: bool) -> Iterator[Callable[[Communicator, Host], None]]:
-        yield partial(write_faults, self.file)
+        yield self
 
-
-def write_faults(file: Path, comm: Communicator, host: Host) -> None:
-    file.write_text(json.dumps([faults_of(rows) for _ in range(TIMES)]))
+    def __call__(self, comm: Communicator, host: Host) -> None:
+        self.file.write_text(json.dumps([faults_of(rows) for _ in range(TIMES)]))
 
 
 def in_own_process(folder: Path, name: str, *arguments: str, **variables: str) -> list[int]:
@@ -105,11 +101,9 @@ def train_epochs(file: str) -> None:
     data = replace(small_graph(num_nodes=ROWS, num_edges=2 * ROWS), x=torch.randn(ROWS, WIDTH))
     config, task = GCN(num_layers=3, hidden=WIDTH), make_task("single_label", 3)
     shard = Shard.open(data, torch.zeros(ROWS, dtype=torch.int64), comm, edge_ids=False)
-    shard = shard.to(torch.device("cpu"), torch.float32)
-    plan = make_job(Single(), config, data, world=1).plan
-    engine = Single().build(
-        BuildContext(plan=plan, shard=shard, model=config.build(WIDTH, 3, seed=1), task=task, comm=comm, seed=1)
-    )
+    job = make_job(Single(), config, data, world=1)
+    parts = {"shard": shard.to(torch.device("cpu"), torch.float32), "model": config.build(WIDTH, 3, seed=1)}
+    engine = Single().build(BuildContext(plan=job.plan, task=task, comm=comm, seed=1, **parts))
     optimizer = Still([parameter for _, parameter in engine.named_parameters()])
     faults = [faults_of(lambda epoch=epoch: engine.train_epoch(epoch, optimizer)) for epoch in range(EPOCHS)]
     peaks = []

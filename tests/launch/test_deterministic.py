@@ -12,16 +12,18 @@ from gnnpar.launch.signals import Stop
 
 
 class _Work:
+    """What each rank finds set: (deterministic, tf32, workspace of cuBLAS)."""
+
     def __init__(self):
-        self.seen, self.workspaces = [], []
+        self.seen = []
 
     @contextmanager
     def session(self, *, first):
         yield lambda comm, host: self.see()
 
     def see(self):
-        self.seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32))
-        self.workspaces.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        cuda = torch.backends.cuda.matmul.allow_tf32, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        self.seen.append((torch.are_deterministic_algorithms_enabled(), *cuda))
 
 
 @pytest.mark.parametrize("asked", ["true", "false"])
@@ -32,22 +34,14 @@ def test_deterministic_is_set_in_ranks_and_restored_for_the_caller(asked, ranks,
     settings = compose(["strategy=graph_parallel", "comm=threads", f"world_size={ranks}", f"deterministic={asked}"])
     work = _Work()
     launch._threads(launch.world_of(settings), work, Stop())
-    assert work.seen == [(asked == "true", False)] * ranks
+    assert work.seen == [(asked == "true", False, ":4096:8" if asked == "true" else None)] * ranks
     assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ, "it is the program's own again"
 
 
 def test_tf32_is_set_in_ranks_that_ask_for_it():
     work = _Work()
     for asked in ("true", "false"):
         launch._threads(launch.world_of(compose(["strategy=single", f"tf32={asked}"])), work, Stop())
-    assert [tf32 for _, tf32 in work.seen] == [True, False]
+    assert [tf32 for _, tf32, _ in work.seen] == [True, False]
     assert not torch.backends.cuda.matmul.allow_tf32
-
-
-def test_deterministic_run_sets_the_workspace_of_cublas(monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    settings = compose(["strategy=single", "world_size=1", "deterministic=true"])
-    work = _Work()
-    launch._threads(launch.world_of(settings), work, Stop())
-    assert work.workspaces == [":4096:8"]
-    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ, "it is the program's own again"

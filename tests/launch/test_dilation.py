@@ -1,13 +1,12 @@
 """launch.dilation: ranks that get a part of a core, over links of a part of their rate, with clocks as slow as they."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,8 +23,21 @@ from gnnpar.launch.launch import world_of
 from gnnpar.planner.machines import setting_of
 from gnnpar.planner.planned import planned
 from gnnpar.pricing.rates import NOMINAL, Rates
+from gnnpar.track.jsonl import read_rows
 
 can_share = pytest.mark.skipif(cpu_shares.missing() is not None, reason=f"launch.dilation {cpu_shares.missing()}")
+
+
+@pytest.fixture
+def capable(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """As if this machine could; capable(line): as if it had no cpu controller."""
+    monkeypatch.setattr(paced, "missing", lambda: None)
+
+    def set_missing(line: str | None) -> None:
+        monkeypatch.setattr(cpu_shares, "missing", lambda: line)
+
+    set_missing(None)
+    return set_missing
 
 
 def test_dilated_clocks_divide_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,15 +54,9 @@ def test_code_of_ranks_reads_the_dilated_clocks() -> None:
     source = ROOT / "src" / "gnnpar"
     of_ranks = ("codecs", "comm", "folds", "models", "parallel", "partition/shard.py", "training")
     own = {"comm/clock.py", "training/checkpoint/policy.py"}
-    found = set()
-    for name in of_ranks:
-        files = [source / name] if name.endswith(".py") else (source / name).rglob("*.py")
-        found |= {
-            str(file.relative_to(source))
-            for file in files
-            if re.search(r"\btime\.(perf_counter|monotonic)\b", file.read_text(encoding="utf-8"))
-        }
-    assert found == own
+    files = {file for name in of_ranks for file in [source / name, *(source / name).rglob("*.py")] if file.is_file()}
+    reads = re.compile(r"\btime\.(perf_counter|monotonic)\b")
+    assert {str(f.relative_to(source)) for f in files if reads.search(f.read_text(encoding="utf-8"))} == own
 
 
 def test_links_of_a_dilated_run_are_as_slow_as_ranks() -> None:
@@ -62,28 +68,28 @@ def test_links_of_a_dilated_run_are_as_slow_as_ranks() -> None:
     assert "dilation" not in Links(host_gbps=(1.0, 1.0)).facts()["rates"]
 
 
-def test_ranks_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paced, "missing", lambda: None)
-    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
-    common = ["launch=paced", "topology.cores=2", "world_size=8"]
-    world = world_of(compose([*common, "launch.dilation=auto"]))
+COMMON = ["launch=paced", "topology.cores=2", "launch.dilation=auto"]
+NEEDS = "needs the kernel's cpu controller"
+
+
+def test_ranks_fit_the_cores(capable: Callable[[str | None], None]) -> None:
+    common = [*COMMON, "world_size=8"]
+    world = world_of(compose(common))
     assert (world.dilation, world.threads_per_rank, world.oversubscribed) == (4.0, 1, False)
-    assert world_of(compose([*common, "launch.dilation=auto", "threads_per_rank=2"])).dilation == 8.0
-    assert world_of(compose([*common, "launch.dilation=5"])).dilation == 5.0
-    assert world_of(compose(["launch=paced", "topology.cores=2", "launch.dilation=auto"])).dilation == 1.0
-    assert world_of(compose([*common, "threads_per_rank=1"])).oversubscribed
+    assert world_of(compose([*common, "threads_per_rank=2"])).dilation == 8.0
+    assert world_of(compose([*common[:2], "world_size=8", "launch.dilation=5"])).dilation == 5.0
+    assert world_of(compose(COMMON)).dilation == 1.0
+    assert world_of(compose([*COMMON[:2], "world_size=8", "threads_per_rank=1"])).oversubscribed
     line = r"^launch\.dilation=2: 8 threads of ranks need 4 cores, and there are 2; set it to 4 or more$"
     with pytest.raises(ValueError, match=line):
-        world_of(compose([*common, "launch.dilation=2"]))
-    monkeypatch.setattr(cpu_shares, "missing", lambda: "needs the kernel's cpu controller")
-    with pytest.raises(ValueError, match=r"^launch\.dilation=4 needs the kernel's cpu controller, or set launch\.dil"):
-        world_of(compose([*common, "launch.dilation=4"]))
+        world_of(compose([*COMMON[:2], "world_size=8", "launch.dilation=2"]))
+    capable(NEEDS)
+    with pytest.raises(ValueError, match=rf"^launch\.dilation=4 {NEEDS}, or set launch\.dil"):
+        world_of(compose([*COMMON[:2], "world_size=8", "launch.dilation=4"]))
 
 
-def test_ranks_of_other_speeds_get_shares_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paced, "missing", lambda: None)
-    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
-    common = ["launch=paced", "topology.cores=2", "world_size=3", "launch.dilation=auto"]
+def test_ranks_of_other_speeds_get_shares_of_cores(capable: Callable[[str | None], None]) -> None:
+    common = [*COMMON, "world_size=3"]
     links = world_of(compose([*common, "launch.speeds=[1,0.5,0.25]"])).links
     assert links is not None and links.cores(1) == pytest.approx((1 / 1.5, 0.5 / 1.5, 0.25 / 1.5))
     assert links.describe() == "3 hosts x 1 Gbit/s, ranks of 1, 0.5, 0.25 times the speed, dilated 1.5 times"
@@ -94,15 +100,12 @@ def test_ranks_of_other_speeds_get_shares_of_cores(monkeypatch: pytest.MonkeyPat
         world_of(compose([*common, "launch.speeds=[1,0.5]"]))
     with pytest.raises(ValueError, match=r"speeds"):
         compose([*common, "launch.speeds=[1,0.5,2]"])
-    monkeypatch.setattr(cpu_shares, "missing", lambda: "needs the kernel's cpu controller")
-    with pytest.raises(
-        ValueError, match=r"^launch\.speeds=\[1,0\.5\] needs the kernel's cpu controller, or set launch"
-    ):
-        world_of(compose(["launch=paced", "topology.cores=2", "world_size=2", "launch.speeds=[1,0.5]"]))
+    capable(NEEDS)
+    with pytest.raises(ValueError, match=rf"^launch\.speeds=\[1,0\.5\] {NEEDS}, or set launch"):
+        world_of(compose([*COMMON[:2], "world_size=2", "launch.speeds=[1,0.5]"]))
 
 
-def test_planner_sees_dilation_and_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
+def test_planner_sees_dilation_and_speeds(tmp_path: Path, capable: object) -> None:
     common = ["launch=paced", "topology.cores=2", "world_size=4", f"cache_dir={tmp_path}"]
 
     def rates(*more: str) -> list[Rates]:
@@ -127,15 +130,13 @@ def test_controller_is_found_in_mounts() -> None:
     assert both == cpu_shares.Controller(Path("/sys/fs/cgroup/cpu,cpuacct"), 1), "v1 has it, v2 is there without it"
 
 
-@pytest.mark.parametrize(("version", "files"), [(1, {"cpu.cfs_period_us": "4000", "cpu.cfs_quota_us": "1000"})])
-def test_cgroups_v1_limit_writes_two_files(version: int, files: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "files"),
+    [(1, {"cpu.cfs_period_us": "4000", "cpu.cfs_quota_us": "1000"}), (2, {"cpu.max": "1000 4000"})],
+)
+def test_limit_of_a_cgroup_writes_the_files_of_its_version(version: int, files: dict[str, str], tmp_path: Path) -> None:
     cpu_shares.Controller(tmp_path, version).limit(tmp_path, 1000, 4000)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == files
-
-
-def test_cgroups_v2_limit_writes_one_file(tmp_path: Path) -> None:
-    cpu_shares.Controller(tmp_path, 2).limit(tmp_path, 1000, 4000)
-    assert (tmp_path / "cpu.max").read_text() == "1000 4000"
 
 
 def burn(group: str, seconds: float) -> None:
@@ -183,16 +184,14 @@ def test_dilated_run_gives_times_of_the_emulated_machine(run_here: Run, tmp_path
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["provenance"], result["oversubscribed"], result["threads_per_rank"]) == ("paced", False, 1)
     assert result["paced"]["rates"]["dilation"] == 2.0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    seconds = [row["time/epoch_seconds"] for row in rows if "time/epoch_seconds" in row]
+    seconds = [row["time/epoch_seconds"] for row in read_rows(tmp_path / "run") if "time/epoch_seconds" in row]
     assert 2.0 * sum(seconds) < elapsed
     breakdown = {k: v for k, v in result["breakdown_seconds"].items() if k != "comm_total"}
     assert sum(breakdown.values()) == pytest.approx(result["epoch_seconds"]["mean"], rel=0.02), "one clock for all"
 
 
-def test_plan_gives_slower_ranks_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_gives_slower_ranks_less(tmp_path: Path, capable: object) -> None:
     """Over links that make little of an epoch, so that computing decides."""
-    monkeypatch.setattr(cpu_shares, "missing", lambda: None)
     common = ["model=gcn", "dataset=sbm", "dataset.num_nodes=2000", "world_size=2", f"cache_dir={tmp_path}"]
     paced_links = ["launch=paced", "launch.rate_gbps=100", "topology.cores=2", "threads_per_rank=1"]
 

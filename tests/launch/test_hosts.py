@@ -1,7 +1,5 @@
 """Ranks on two hosts, network namespaces of this machine: they train as one does, and say in one line what ails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -41,6 +39,13 @@ def ours(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("gnnpar:")]
 
 
+def completed(started: list[subprocess.Popen[str]]) -> list[str]:
+    """What each printed."""
+    told = [(*process.communicate(timeout=200), process.returncode) for process in started]
+    assert [code for *_, code in told] == [0, 0], told
+    return [out for out, *_ in told]
+
+
 def test_two_hosts_after_a_cut_resume_with_the_bits_of_one_host(hosts: Hosts, tmp_path: Path) -> None:
     started = [hosts.train(host, *LONG) for host in (0, 1)]
     wait_for_epochs(tmp_path / "run", 10, started)
@@ -67,10 +72,7 @@ def test_two_hosts_after_a_cut_resume_with_the_bits_of_one_host(hosts: Hosts, tm
     done = int(kept[0].removeprefix("epoch-"))
     hosts.plug(1)
     going_on = (*JOB, f"epochs={done + 5}", "resume=auto", "optim.lr=0.01")
-    started = [hosts.train(host, *going_on) for host in (0, 1)]
-    for process in started:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, (out, err)
+    completed([hosts.train(host, *going_on) for host in (0, 1)])
     assert result(tmp_path / "run")["status"] == "completed"
     whole = alone(tmp_path / "alone", f"epochs={done + 5}", "optim.lr=0.01")
     assert hashes(tmp_path / "run") == hashes(whole)
@@ -107,11 +109,7 @@ def test_torchrun_restarts_both_hosts_from_the_last_checkpoint(hosts: Hosts, tmp
     first = json.loads((tmp_path / "run" / "result.json").read_text())
     assert first["error"] == "ended without saying why"
     hosts.ranks(1)[0].kill()
-    said = []
-    for process in started:
-        out, err = process.communicate(timeout=200)
-        assert process.returncode == 0, (out, err)
-        said.append(out)
+    said = completed(started)
     found = result(tmp_path / "run")
     assert (found["status"], found["restarts"]) == ("completed", 1)
     assert sum("resumed from" in out for out in said) == 1, said
@@ -122,16 +120,11 @@ def test_torchrun_restarts_both_hosts_from_the_last_checkpoint(hosts: Hosts, tmp
 
 def test_restart_by_torchrun_resumes_in_the_first_folder(tmp_path: Path) -> None:
     """No folder is given: the second attempt finds the first one's."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = ("strategy=graph_parallel", "epochs=400", "eval_every=400", "checkpoint.every=2", *SMALL[1:-1])
-    with subprocess.Popen(
-        [*command, "--max-restarts", "1", "-m", "gnnpar", "train", *job],
-        cwd=tmp_path,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    command = [*torchrun, "--max-restarts", "1", "-m", "gnnpar", "train", *job]
+    read = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), **read) as process:
         try:
             deadline = time.monotonic() + 120
             while not (found := list(tmp_path.rglob("epoch-*/manifest.json"))) and time.monotonic() < deadline:

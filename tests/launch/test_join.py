@@ -3,8 +3,6 @@
 Ranks are processes of one host here; hosts are in test_hosts.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -194,30 +192,23 @@ def _stays(rank: int) -> None:
 
 @pytest.mark.parametrize("after", [0.0, 3.0])
 def test_a_number_that_is_taken_twice_is_told(tmp_path: Path, after: float) -> None:
-    twice = Ranks(
-        tmp_path,
-        3,
-        {
-            0: {"env": {"WORLD_SIZE": "2"}},
-            1: {"env": {"WORLD_SIZE": "2"}},
-            2: {"env": {"RANK": "1", "WORLD_SIZE": "2"}, "after": after},
-        },
-        body=_stays,
-    )
-    lines = twice.lines()
+    each: dict[int, dict[str, Any]] = {rank: {"env": {"WORLD_SIZE": "2"}} for rank in range(2)}
+    each[2] = {"env": {"RANK": "1", "WORLD_SIZE": "2"}, "after": after}
+    lines = Ranks(tmp_path, 3, each, body=_stays).lines()
     assert any("RANK=1 is taken twice" in line for line in lines), lines
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("each", "line"),
+    [
+        ({1: {"absent": True}}, "the port is taken by another program there"),
+        ({0: {"absent": True}, 1: {"seconds": 1.0}}, "does not answer as rank 0 would"),
+    ],
+    ids=["rank 0 cannot listen", "rank 1 finds no store"],
+)
+def test_port_of_another_program_is_told(tmp_path: Path, each: dict[int, dict[str, Any]], line: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = Ranks(tmp_path, 2, {1: {"absent": True}}, port=other.getsockname()[1])
-        assert "the port is taken by another program there" in taken.lines()[0]
-
-
-def test_a_port_where_no_store_answers_is_a_line(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        ranks = Ranks(tmp_path, 2, {0: {"absent": True}, 1: {"seconds": 1.0}}, port=silent.getsockname()[1])
-        assert "does not answer as rank 0 would" in ranks.lines()[0]
+        assert line in Ranks(tmp_path, 2, each, port=other.getsockname()[1]).lines()[0]
 
 
 def test_a_store_that_torchrun_keeps_over_restarts_holds_no_old_news(tmp_path: Path) -> None:
@@ -311,9 +302,8 @@ def test_a_loss_can_be_pickled() -> None:
 
 
 def test_a_host_name_that_is_a_loopback_gives_an_interface_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        interfaces, "addresses", lambda: {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "10.0.0.1"}
-    )
+    found = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "10.0.0.1"}
+    monkeypatch.setattr(interfaces, "addresses", lambda: found)
     assert interfaces.towards("127.0.1.1", 1) == ("eth0", "10.0.0.1", "10.0.0.1")
     monkeypatch.setattr(interfaces, "addresses", lambda: {"lo": "127.0.0.1"})
     with pytest.raises(interfaces.JoinError, match="no network interface but the loopback"):

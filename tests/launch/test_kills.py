@@ -1,20 +1,28 @@
 """Runs that are killed, stopped and interrupted at any time lose no epoch, do not hang, and leave no files."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kills
+from checkpoints import SMALL, hashes, result
 from composing import configured, names
 from conftest import environment
+from gnnpar.cli.train import run_training
+from gnnpar.comm.world import Outcome
+from gnnpar.config.compose import compose
+from gnnpar.track.tracker import Null
+from kills import undisturbed
+from saboteurs import Saboteur
 from started import TINY
 
 pytestmark = pytest.mark.fault
@@ -34,15 +42,10 @@ def test_interrupts_at_random_times_of_the_start_show_no_traceback(tmp_path: Pat
 
 
 def check_interrupts(folder: Path, command: str, delays: list[float]) -> None:
+    words = [sys.executable, "-m", "gnnpar", *command.split(), *(TINY if "train" in command else ())]
+    quiet: Any = {"cwd": folder, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     for delay in delays:
-        with subprocess.Popen(
-            [sys.executable, "-m", "gnnpar", *command.split(), *(TINY if "train" in command else ())],
-            cwd=folder,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
+        with subprocess.Popen(words, text=True, **quiet) as process:
             while not imports_gnnpar(process.pid) and process.poll() is None:
                 time.sleep(0.01)
             time.sleep(delay)
@@ -92,15 +95,9 @@ def test_epoch_longer_than_the_grace_ends_with_it(tmp_path: Path, comm: str, how
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "busy.yaml").write_text("_target_: own_busy.Busy\n")
     words = ("strategy=busy", f"comm={comm}", f"launch.grace_seconds={GRACE}", "hydra.run.dir=run", *TINY)
-    with subprocess.Popen(
-        [sys.executable, "-m", "gnnpar", "train", *words],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    command = [sys.executable, "-m", "gnnpar", "train", *words]
+    quiet: Any = {"cwd": tmp_path, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, start_new_session=True, **quiet) as process:
         deadline = time.monotonic() + 120
         while not (tmp_path / "busy").exists():
             assert process.poll() is None and time.monotonic() < deadline
@@ -150,15 +147,11 @@ def test_table_of_the_guide_shows_the_counts() -> None:
 
 
 def test_partition_on_sigterm_leaves_no_files(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gnnpar", "partition", "dataset=sbm", "dataset.num_nodes=400000", "world_size=4"]
-    process = subprocess.Popen(
-        [*command, "dataset.num_features=16", "partition=random", f"out={tmp_path}/shards"],
-        cwd=tmp_path,
-        env=environment() | {"GNNPAR_CACHE": str(tmp_path / "cache")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    graph = ("dataset=sbm", "dataset.num_nodes=400000", "dataset.num_features=16", "partition=random", "world_size=4")
+    command = [sys.executable, "-m", "gnnpar", "partition", *graph, f"out={tmp_path}/shards"]
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    env = environment() | {"GNNPAR_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, **quiet)
     try:
         deadline = time.monotonic() + 120
         while not list(tmp_path.glob(".shards.*")) and time.monotonic() < deadline and process.poll() is None:
@@ -170,3 +163,45 @@ def test_partition_on_sigterm_leaves_no_files(tmp_path: Path) -> None:
     assert process.returncode == 1, err
     assert "Traceback" not in err
     assert not list(tmp_path.glob(".shards.*")) and not (tmp_path / "shards").exists()
+
+
+PROCESSES = ("comm=gloo", "launch.max_restarts=2", "checkpoint.every=2", "epochs=8")
+
+
+def sabotaged(folder: Path, plan: Saboteur, *overrides: str) -> Outcome:
+    folder.mkdir()
+    return run_training(replace(compose([*SMALL, *PROCESSES, *overrides]), tracker=plan), folder)
+
+
+@pytest.mark.slow  # time-outs must exceed any pause of a busy machine
+def test_hanging_rank_is_named_and_restarted(tmp_path: Path, capsys) -> None:
+    plan = Saboteur(epoch=4, rank=1, marker=tmp_path / "done", number=signal.SIGSTOP)
+    outcome = sabotaged(tmp_path / "hung", plan, "strategy=graph_parallel", "comm.timeout_seconds=20")
+    said = capsys.readouterr().out
+    assert outcome.exit_code == 0, (outcome, said)
+    line = "rank 1: hangs: nothing heard of it for comm.timeout_seconds=20; the process is stopped"
+    assert f"{line}: starting all ranks again from" in said
+    assert said.count("starting all ranks again from") == 1
+    assert hashes(tmp_path / "hung") == hashes(
+        undisturbed(tmp_path / "whole", tmp_path, "strategy=graph_parallel", "epochs=8")
+    )
+
+
+@dataclass(frozen=True)
+class SlowEnd:
+    """A tracker that takes its time after the last epoch."""
+
+    seconds: float
+
+    def build(self, run_dir: Path, epochs: int, job: Mapping[str, object]) -> Null:
+        made = Null()
+        made.close = lambda result=None: time.sleep(self.seconds)
+        return made
+
+
+@pytest.mark.slow
+def test_run_with_a_slow_end_of_rank_0_is_not_restarted(tmp_path: Path, capsys) -> None:
+    job = (*SMALL, *PROCESSES, "strategy=graph_parallel", "comm.timeout_seconds=10", "checkpoint.keep=0")
+    assert run_training(replace(compose(job), tracker=SlowEnd(25.0)), tmp_path).exit_code == 0
+    assert "starting all ranks again" not in capsys.readouterr().out
+    assert (result(tmp_path)["status"], result(tmp_path)["restarts"]) == ("completed", 0)

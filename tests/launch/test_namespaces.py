@@ -1,7 +1,5 @@
 """Shaped links between namespaces: names that cannot be mistaken, the rate that was set, and bytes that agree."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

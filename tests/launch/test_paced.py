@@ -1,18 +1,15 @@
 """launch=paced from settings: which rank lives where, and what is refused before any rank starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from gnnpar.cli.main import run
+from conftest import Refused
 from gnnpar.comm.world import Links
 from gnnpar.config.compose import compose
 from gnnpar.launch import processes
 from gnnpar.launch.emulated import paced
 from gnnpar.launch.launch import world_of
-from gnnpar.settings import ConfigError
 from gnnpar.training.result.result import header
 
 TOPOLOGY = "topology=two_racks"
@@ -72,6 +69,7 @@ def test_one_rank_has_no_link() -> None:
         ((TOPOLOGY, "topology.host_gbps=null", "topology.link_gbps=[[null,1],[1]]"), "link_gbps[1] has 1 entries"),
         ((TOPOLOGY, "topology.host_gbps=null", "topology.link_gbps=[[2,1],[1,null]]"), "link_gbps[0][0]=2"),
         ((TOPOLOGY, "topology.host_gbps=[1,fast]"), "topology.host_gbps="),
+        ((TOPOLOGY, "topology.host_gbps=[1]", "topology.link_gbps=null"), "there is one host; name at least 2"),
     ],
 )
 def test_bad_paced_settings_are_one_line(overrides: tuple[str, ...], line: str) -> None:
@@ -90,16 +88,9 @@ def test_joined_ranks_of_a_paced_run_are_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("lack", ["needs root to make network namespaces, this is user 1; run as root", "needs Linux"])
 def test_paced_run_on_a_machine_without_tools_exits_with_two(
-    lack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    lack: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paced, "missing", lambda: lack)
     monkeypatch.setattr(processes, "start", lambda *_: pytest.fail("ranks were started"))
-    assert run("train", ["launch=paced", "hydra.run.dir=run"]) == 2
-    assert capsys.readouterr().err == f"gnnpar: launch=paced {lack}, or set launch=local\n"
+    refused(f"gnnpar: launch=paced {lack}, or set launch=local\n", "train", "launch=paced", "hydra.run.dir=run")
     assert not list(tmp_path.rglob("result.json"))
-
-
-def test_topology_of_one_host_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there is one host; name at least 2"):
-        compose([TOPOLOGY, "topology.host_gbps=[1]", "topology.link_gbps=null"])

@@ -1,7 +1,5 @@
 """The promise of SECURITY.md: ranks on one host listen on 127.0.0.1 alone, and run no code that a stranger sends."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import socket

@@ -1,12 +1,10 @@
 """Ranks as processes of one host: failures and hangs are named, and no rank outlives its parent."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
 import os
-import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import gnnpar
-from conftest import environment
+from conftest import Run, environment
 from gnnpar.api import TrainingFailed
 from gnnpar.comm import interfaces
 from gnnpar.comm.process import connect
@@ -151,20 +149,23 @@ def test_hanging_rank_is_told_from_waiting_ranks(tmp_path: Path, ranks: list[Bas
     assert hanging({}, set(), 1.0) is None
 
 
+THREADS = """
+import numpy, torch
+from gnnpar.launch.processes import has_one_thread
+print(has_one_thread())
+torch.set_num_threads(2)
+torch.ones(1 << 20).add_(1)
+print(has_one_thread())
+"""
+
+
 @pytest.mark.slow
-def test_process_with_openmp_threads_is_not_forked() -> None:
+def test_process_with_openmp_threads_is_not_forked(run_python: Run) -> None:
     """Threads of numpy's OpenBLAS end at a fork; those of OpenMP stay, and a fork that waits for them hangs."""
-    code = (
-        "import os, numpy, torch; from gnnpar.launch.processes import has_one_thread as one; print(one());"
-        "torch.set_num_threads(2); torch.ones(1 << 20).add_(1); print(one())"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["True", "False"]
+    assert run_python("-c", THREADS).stdout.split() == ["True", "False"]
 
 
-@pytest.mark.slow
-def test_train_in_a_program_that_reaps_children_completes(tmp_path: Path) -> None:
-    program = """
+REAPING = """
 import os, signal
 def reap(*_):
     try:
@@ -173,11 +174,8 @@ def reap(*_):
 signal.signal(signal.SIGCHLD, reap)
 import gnnpar
 gnnpar.train("gcn", "sbm", strategy="graph_parallel", world_size=2, epochs=1, folder="run", **{"dataset.num_nodes": 60})
+print("True")
 """
-    (tmp_path / "program.py").write_text(program)
-    line = [sys.executable, "program.py"]
-    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_ranks_of_a_daemonic_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,14 +198,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_train_in_a_fork_of_a_process_with_threads_completes(tmp_path: Path) -> None:
-    """OpenMP waits there for the threads of its parent."""
-    (tmp_path / "program.py").write_text(FORKED)
-    line = [sys.executable, "program.py"]
-    done = subprocess.run(
-        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.splitlines()[-1] == "True", done.stderr
+@pytest.mark.parametrize("program", [REAPING, FORKED], ids=["reaps children", "fork of a process with threads"])
+def test_train_in_a_program_completes(run_python: Run, tmp_path: Path, program: str) -> None:
+    """In a fork, OpenMP waits for the threads of its parent."""
+    (tmp_path / "program.py").write_text(program)
+    done = run_python("program.py", timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
 
 
 @pytest.mark.slow
@@ -236,28 +232,15 @@ def test_rank_that_cannot_start_ends_the_run_in_a_line(tmp_path: Path, monkeypat
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("hard", [28, 4096])
-def test_low_limit_of_open_files_is_raised_or_refused(tmp_path: Path, hard: int) -> None:
+@pytest.mark.parametrize(("hard", "code"), [(28, 2), (4096, 0)])
+def test_low_limit_of_open_files_is_raised_or_refused(tmp_path: Path, hard: int, code: int) -> None:
     """A soft limit is raised."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (28, hard))
-
     ranks = ("strategy=graph_parallel", "world_size=2")
-    done = subprocess.run(
-        [sys.executable, "-m", "gnnpar", "train", *FEW[:4], *ranks],
-        cwd=tmp_path,
-        env=environment(),
-        preexec_fn=limit,  # of one thread
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    line = (
-        "gnnpar: a rank of 2 has 80 files open at once, and the limit is 28: raise it (ulimit -n), or start fewer ranks"
-    )
-    assert (done.returncode, line in done.stderr) == ((2, True) if hard == 28 else (0, False)), done.stderr
+    command = shlex.join([sys.executable, "-m", "gnnpar", "train", *FEW[:4], *ranks])
+    script = ["/bin/bash", "-c", f"ulimit -Sn 28; ulimit -Hn {hard}; exec {command}"]
+    done = subprocess.run(script, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    line = "a rank of 2 has 80 files open at once, and the limit is 28: raise it (ulimit -n), or start fewer ranks"
+    assert (done.returncode, f"gnnpar: {line}" in done.stderr) == (code, code == 2), done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -292,9 +275,8 @@ _rank(0, 1, 1, sys.argv[1], b"", None, int(sys.argv[2]))
 
 
 @pytest.mark.slow
-def test_measuring_rank_without_its_parent_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MEASURES, str(tmp_path), "1"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+def test_measuring_rank_without_its_parent_ends(run_python: Run, tmp_path: Path) -> None:
+    done = run_python("-c", MEASURES, str(tmp_path), "1")
     assert (done.returncode, done.stderr) == (1, "") and not os.listdir(tmp_path)
 
 

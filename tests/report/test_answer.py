@@ -1,7 +1,5 @@
 """What stands on top of a report: made from the data, with its evidence and what it does not settle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +66,6 @@ def test_runs_of_a_busy_machine_settle_no_speed(plant: Plant, tmp_path: Path) ->
 
 
 def test_one_block_of_a_busy_machine_recommends_nothing(plant: Plant, tmp_path: Path) -> None:
-    """`use digest (37.8 x single)`, of two cores that others kept busy."""
     for strategy, seconds in ((None, 37.8), ("digest", 1.0)):
         ours = {} if strategy is None else OURS | {"strategy": strategy}
         plant(epoch=seconds, cores=2, load={"before": 9.0, "after": 9.0}, **ours, **accurate(80))
@@ -129,7 +126,6 @@ BUSY = {"before": 0.1, "after": 9.0, "others": "other programs keep 1.6 of 2 cor
 
 
 def test_a_disturbed_run_is_left_out_of_the_answer_where_others_are_not(plant: Plant, tmp_path: Path) -> None:
-    """Its mean was 196 ms and its median 17.9; the ratio of its block, too, is of its disturbed baseline."""
     for seed in range(4):
         disturbed = {"load": BUSY, "epoch_seconds__mean": 0.196} if seed == 0 else {}
         plant(seed=seed, epoch=0.02, **disturbed, **accurate(80 + seed))

@@ -3,8 +3,6 @@
 Chromium and its driver: apt-get install chromium chromium-driver. axe-core: npm install --prefix . --no-save axe-core.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
@@ -24,20 +22,11 @@ from planted_runs import DROP, Plant, accurate, plant, real_run
 
 pytestmark = pytest.mark.slow
 OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
-PAIRS = {  # attribute of a row -> path in result.json
-    "strategy": "strategy",
-    "model": "model",
-    "seed": "seed",
-    "worldSize": "world_size",
-    "status": "status",
-    "threadsPerRank": "threads_per_rank",
-    "provenance": "provenance",
-    "epochSeconds": "epoch_seconds.median",
-    "bytesPerEpoch": "bytes_per_epoch.total",
-    "val": "metric.val",
-    "test": "metric.test",
-    "testAtBestVal": "metric.test_at_best_val",
-    "gradientCosine": "fidelity.cosine.mean",
+SAME = ("strategy", "model", "seed", "status", "provenance")
+PAIRS = {name: name for name in SAME} | {  # attribute of a row -> path in result.json
+    **{"worldSize": "world_size", "threadsPerRank": "threads_per_rank", "epochSeconds": "epoch_seconds.median"},
+    **{"bytesPerEpoch": "bytes_per_epoch.total", "val": "metric.val", "test": "metric.test"},
+    **{"testAtBestVal": "metric.test_at_best_val", "gradientCosine": "fidelity.cosine.mean"},
 }
 
 
@@ -50,15 +39,9 @@ def browser() -> Iterator[Any]:
     webdriver: Any = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,900",
-    ):
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"]
+    for flag in (*flags, "--host-resolver-rules=MAP * ~NOTFOUND"):
         options.add_argument(flag)
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     service = webdriver.chrome.service.Service(driver)
     chrome = webdriver.Chrome(options=options, service=service)
@@ -74,15 +57,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result: dict[str, Any] = {}
     for i, strategy in enumerate(("single", "graph_parallel")):
         for seed in (0, 1):
-            common = (
-                f"strategy={strategy}",
-                f"seed={seed}",
-                "comm=threads",
-                "epochs=8",
-                "eval_every=2",
-                "fidelity_every=4",
-            )
-            result = real_run(folder / str(2 * i + seed), *common)
+            common = ("comm=threads", "epochs=8", "eval_every=2", "fidelity_every=4")
+            result = real_run(folder / str(2 * i + seed), f"strategy={strategy}", f"seed={seed}", *common)
     measured: dict[str, Any] = {"provenance": "measured", "transport": "gloo"}
     plant(result, folder / "4", epoch=0.5, epochs=77, **measured)
     plant(result, folder / "5", epoch=0.25, hardware="another <machine>", **measured)
@@ -386,17 +362,9 @@ def test_speed_ups_are_over_the_baseline_that_is_chosen(browser: Any, template: 
 
 def test_a_run_that_lacks_everything_does_not_break_the_page(browser: Any, plant: Plant, tmp_path: Path) -> None:
     nothing = dict.fromkeys(("name", "train", "val", "test", "best_val", "test_at_best_val", "best_epoch"))
-    plant(
-        epoch=None,
-        status="failed",
-        error="</script><b>odd</b>",
-        metric=nothing,
-        fidelity=None,
-        memory_bytes__peak=None,
-        breakdown_seconds=dict.fromkeys((*PHASES, "comm_total"), 0.0),
-        bytes_per_epoch__total=0,
-        strategy="</script>",
-    )
+    lacks: dict[str, Any] = {"metric": nothing, "fidelity": None, "memory_bytes__peak": None}
+    lacks |= {"breakdown_seconds": dict.fromkeys((*PHASES, "comm_total"), 0.0), "bytes_per_epoch__total": 0}
+    plant(epoch=None, status="failed", error="</script><b>odd</b>", strategy="</script>", **lacks)
     opened(browser, write_page(compare(collect([tmp_path])), tmp_path / "report.html"))
     (row,) = rows(browser)
     assert (row["strategy"], row["error"]) == ("</script>", "</script><b>odd</b>")

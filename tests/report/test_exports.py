@@ -1,7 +1,5 @@
 """Exports hold the figures of the comparison, and files are what they claim to be."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

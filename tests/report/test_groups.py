@@ -1,7 +1,5 @@
 """Groups: ratios inside blocks, accuracies paired by seed beside the control, censored times, what is bold."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -9,10 +7,12 @@ from typing import Any
 
 import pytest
 
+import gnnpar
 from gnnpar.config.jobs import Job
 from gnnpar.report import curves
 from gnnpar.report.comparison import Comparison, compare
 from gnnpar.report.exports import cells
+from gnnpar.report.fairness import differences, exchanged
 from gnnpar.report.formatting import row_name, to_target
 from gnnpar.report.groups import Group, Median, median
 from gnnpar.report.runs import collect
@@ -69,7 +69,6 @@ def test_accuracies_are_paired_by_seed_and_stand_beside_the_control(plant: Plant
 
 
 def test_a_run_that_went_on_from_another_training_is_no_sample_of_its_seed(plant: Plant, tmp_path: Path) -> None:
-    """It was counted where a plain run of the seed stood before it, and turned a verdict."""
     for seed in range(6):
         plant(f"single{seed}", seed=seed, **accurate(80 + seed))
         plant(f"ours{seed}", seed=seed, **OURS, **accurate(80 + seed))
@@ -321,3 +320,30 @@ def test_an_error_is_better_where_it_is_lower(plant: Plant, tmp_path: Path) -> N
     assert (ours.verdict, control.verdict) == ("not inferior", "inferior")
     assert ours.best == {"accuracy"} and ours.seconds_to_target == Median(1.0, 1.0)
     assert control.seconds_to_target is not None and math.isinf(control.seconds_to_target.high)
+
+
+@pytest.mark.parametrize(("what", "key"), [("graph", "graph_seed"), ("split", "split_seed"), ("split", "split_index")])
+def test_configuration_on_two_graphs_or_splits_is_named(template: dict[str, Any], what: str, key: str) -> None:
+    other = {**template, "seed": 9, "hashes": {**template["hashes"], what: "0" * 64}}
+    assert exchanged([template, template]) == []
+    assert f"are of several {what}s; the data has changed" in exchanged([template, other])[0]
+    dataset = {**template["settings"]["dataset"], key: None}
+    drawn = [{**each, "settings": {**each["settings"], "dataset": dataset}} for each in (template, other)]
+    assert exchanged(drawn) == [], "drawn by the seed of the run"
+
+
+def test_captured_epochs_are_not_compared_with_others(template: dict[str, Any]) -> None:
+    captured = {**template["settings"], "launch": {"cuda_graph": True}}
+    assert "cuda_graph" in differences(template, {**template, "settings": captured})
+
+
+def test_folder_named_like_a_pattern_is_that_folder(plant: Plant, tmp_path: Path) -> None:
+    plant("[1]", seed=5)
+    plant("1", seed=6)
+    assert list(gnnpar.compare([tmp_path / "[1]"]).frame["seed"]) == [5]
+    assert sorted(gnnpar.compare([tmp_path]).frame["seed"]) == [5, 6]
+
+
+def test_runs_with_other_early_stopping_differ(template: dict[str, Any]) -> None:
+    stopped = {**template, "settings": {**template["settings"], "early_stopping": {"patience": 1, "min_delta": 0.0}}}
+    assert "early stopping" in differences(template, stopped)

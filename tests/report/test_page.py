@@ -1,7 +1,5 @@
 """report.html as text: what it says, what it leaves blank, and how few colours it needs. test_browser.py opens it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """metrics.jsonl survives a kill, only known names are written, and the terminal output is what it should be."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys
@@ -134,30 +132,19 @@ def drawn(facts: dict, capsys: pytest.CaptureFixture) -> list[str]:
 
 def test_the_picture_of_a_plan(capsys: pytest.CaptureFixture) -> None:
     layer = {"mode": "halo", "how": "bfloat16, overlap edges"}
-    facts = {
-        "strategy": "graph_parallel",
-        "model": "gcn",
-        "dataset": "sbm",
-        "nodes": 3000,
-        "edges": 50000,
-        "ranks": 2,
-        "threads": 1,
-        "transport": "gloo",
-        "cut_share": 0.125,
-        "alpha": 0.85,
-        "parts": [{"part": i, "nodes": 1500, "edges": 25000, "halo_rows": 7, "train_nodes": 900} for i in range(2)],
-        "halo_from": [[0, 1300], [1250, 0]],
-        "mesh": [{"ranks": [0, 1], "layers": [0, 4]}],
-        "layers": [layer | {"in": 64, "out": 32}] * 3 + [layer | {"in": 32, "out": 8}],
-    }
+    facts: dict = {"strategy": "graph_parallel", "model": "gcn", "dataset": "sbm", "nodes": 3000, "edges": 50000}
+    facts |= {"ranks": 2, "threads": 1, "transport": "gloo", "cut_share": 0.125, "alpha": 0.85}
+    part = {"nodes": 1500, "edges": 25000, "halo_rows": 7, "train_nodes": 900}
+    facts |= {"parts": [{"part": i, **part} for i in range(2)], "halo_from": [[0, 1300], [1250, 0]]}
+    facts["mesh"] = [{"ranks": [0, 1], "layers": [0, 4]}]
+    facts["layers"] = [layer | {"in": 64, "out": 32}] * 3 + [layer | {"in": 32, "out": 8}]
     lines = drawn(facts, capsys)
     assert lines[0] == "graph_parallel gcn sbm  3,000 nodes  50,000 edges  2 ranks x 1 thread over gloo"
     assert lines[1] == "layers: 64 -halo-> 32 (3 layers) -halo-> 8  (bfloat16, overlap edges)"
     assert lines[2].split() == ["part", "nodes", "edges", "train", "halo", "from", "0", "1"]
-    assert [line.split() for line in lines[3:5]] == [
-        ["0", "1,500", "25,000", "900", ".", "1,300"],
-        ["1", "1,500", "25,000", "900", "1,250", "."],
-    ]
+    first, second = (line.split() for line in lines[3:5])
+    assert first == ["0", "1,500", "25,000", "900", ".", "1,300"]
+    assert second == ["1", "1,500", "25,000", "900", "1,250", "."]
     assert lines[5:] == ["cut share 0.125  alpha 0.85"]
 
 
@@ -177,7 +164,6 @@ def test_a_picture_stays_small_and_shows_stages(capsys: pytest.CaptureFixture) -
 
 
 def test_a_warning_on_a_full_disk_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """wandb was out of reach, stderr a file on a full disk, and the training failed."""
 
     def full(text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

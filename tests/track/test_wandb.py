@@ -1,12 +1,8 @@
 """tracker=wandb: what is kept offline equals what the run wrote, and an absent server is one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from conftest import Run, environment
+from conftest import Run
 from gnnpar import train
 from gnnpar.track import keys
 from gnnpar.track import wandb as mirror
@@ -23,7 +19,7 @@ from gnnpar.track.jsonl import read_rows
 from offline_runs import read_run
 from wandb_server import Server, serve
 
-TINY = ("dataset.num_nodes=400", "dataset.avg_degree=8", "threads_per_rank=1")
+TINY = ("dataset.num_nodes=400", "dataset.avg_degree=8", "threads_per_rank=1", "hydra.run.dir=run")
 OFFLINE = ("tracker=wandb", "tracker.mode=offline")
 KEY = "0123456789abcdef" * 2 + "feedbeef"
 
@@ -39,26 +35,17 @@ def gnnpar(run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run
     return run_cli
 
 
+def online(url: str) -> dict[str, str]:
+    return {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
+
+
 def load(folder: Path, name: str = "result.json") -> dict[str, Any]:
     return json.loads((folder / name).read_text())
 
 
 def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
-    done = gnnpar(
-        "train",
-        "model=gat",
-        "world_size=2",
-        "epochs=9",
-        "eval_every=4",
-        "fidelity_every=4",
-        *OFFLINE,
-        *TINY,
-        "tracker.tags=[mine]",
-        "tracker.group=study",
-        "hydra.run.dir=run",
-        "trace=true",
-        WANDB_API_KEY=KEY,
-    )
+    job = ("model=gat", "world_size=2", "epochs=9", "eval_every=4", "fidelity_every=4", "trace=true", *TINY)
+    done = gnnpar("train", *job, *OFFLINE, "tracker.tags=[mine]", "tracker.group=study", WANDB_API_KEY=KEY)
     assert (done.returncode, done.stderr) == (0, "")
     assert KEY not in done.stdout
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
@@ -107,17 +94,8 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # processes that start: 15 s
 def test_a_sweep_is_a_run_a_job_in_one_group_also_where_jobs_fail(gnnpar: Run, tmp_path: Path) -> None:
-    done = gnnpar(
-        "train",
-        "-m",
-        "strategy=single,graph_parallel",
-        "optim.lr=0.01,1e18",
-        "comm=threads",
-        "epochs=8",
-        *OFFLINE,
-        *TINY,
-        "hydra.sweep.dir=multirun/monday/noon",
-    )
+    swept = ("strategy=single,graph_parallel", "optim.lr=0.01,1e18", "hydra.sweep.dir=multirun/monday/noon")
+    done = gnnpar("train", "-m", *swept, "comm=threads", "epochs=8", *OFFLINE, *TINY[:3])
     assert done.returncode == 1
     folders = [tmp_path / "multirun/monday/noon" / str(job) for job in range(4)]
     kept, results = [read_run(folder) for folder in folders], [load(folder) for folder in folders]
@@ -136,16 +114,7 @@ def test_a_sweep_is_a_run_a_job_in_one_group_also_where_jobs_fail(gnnpar: Run, t
 @pytest.mark.slow
 def test_an_online_run_arrives(gnnpar: Run, tmp_path: Path) -> None:
     with serve() as server:
-        done = gnnpar(
-            "train",
-            "strategy=single",
-            "epochs=4",
-            *TINY,
-            "tracker=wandb",
-            "hydra.run.dir=run",
-            WANDB_BASE_URL=server.url,
-            WANDB_API_KEY=KEY,
-        )
+        done = gnnpar("train", "strategy=single", "epochs=4", *TINY, "tracker=wandb", **online(server.url))
     assert (done.returncode, done.stderr) == (0, "")
     assert "wandb sync" not in done.stdout
     received = [row for row in server.history if "epoch" in row]
@@ -160,17 +129,8 @@ def test_an_online_run_arrives(gnnpar: Run, tmp_path: Path) -> None:
 def test_a_server_that_stops_answering_is_waited_for_at_the_end_and_briefly(gnnpar: Run, tmp_path: Path) -> None:
     with serve() as server:
         threading.Thread(target=hang_after_first_epochs, args=(server, tmp_path / "run" / "metrics.jsonl")).start()
-        done = gnnpar(
-            "train",
-            "strategy=single",
-            "epochs=400",
-            *TINY,
-            "tracker=wandb",
-            "tracker.upload_seconds=4",
-            "hydra.run.dir=run",
-            WANDB_BASE_URL=server.url,
-            WANDB_API_KEY=KEY,
-        )
+        job = ("strategy=single", "epochs=400", *TINY, "tracker=wandb", "tracker.upload_seconds=4")
+        done = gnnpar("train", *job, **online(server.url))
         ended = time.time()
     assert done.returncode == 0
     assert server.hang.is_set()
@@ -192,19 +152,15 @@ def hang_after_first_epochs(server: Server, metrics: Path) -> None:
 @pytest.mark.fault
 def test_a_server_that_never_answers_is_one_line_and_an_offline_run(gnnpar: Run, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        done = gnnpar(
-            "train",
-            "strategy=single",
-            "epochs=5",
-            *TINY,
+        job = (
             "tracker=wandb",
             "tracker.mode=online",
             "tracker.connect_seconds=1",
-            "hydra.run.dir=run",
-            WANDB_BASE_URL=f"http://127.0.0.1:{port}",
-            WANDB_API_KEY=KEY,
+            "strategy=single",
+            "epochs=5",
+            *TINY,
         )
+        done = gnnpar("train", *job, **online(f"http://127.0.0.1:{silent.getsockname()[1]}"))
     ended = time.time()
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
@@ -230,36 +186,25 @@ mirror.start({"parts": [{"part": 0, "nodes": 3}]})
 mirror.log({"epoch": 0, "loss/train": 1.5, "comm/total_bytes_so_far": 10**9})
 mirror.close()
 """
-JOB = {
-    "strategy": "single",
-    "model": "gcn",
-    "dataset": "sbm",
-    "world_size": 1,
-    "seed": 0,
-    "provenance": "measured",
-    "exactness": ["exact"],
-    "study": "",
-    "names": {},
-    "resolved": {"epochs": 1},
-}
+JOB = {"strategy": "single", "model": "gcn", "dataset": "sbm", "world_size": 1, "seed": 0, "provenance": "measured"}
+JOB |= {"exactness": ["exact"], "study": "", "names": {}, "resolved": {"epochs": 1}}
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("env", "why"),
     [
-        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": KEY}, "connection refused"),
+        (online("http://127.0.0.1:9"), "connection refused"),
         ({}, "no API key; set WANDB_API_KEY or call wandb login"),
     ],
 )
+@pytest.mark.usefixtures("gnnpar")
 def test_without_a_server_or_a_key_a_run_is_kept_offline(
-    env: dict[str, str], why: str, gnnpar: Run, tmp_path: Path
+    env: dict[str, str], why: str, run_python: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "job.json").write_text(json.dumps(JOB))
     (tmp_path / "plan.json").write_text("{}")
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE], cwd=tmp_path, env=environment() | env, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", ALONE, **env)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith("gnnpar: wandb cannot be reached (")
@@ -270,24 +215,21 @@ def test_without_a_server_or_a_key_a_run_is_kept_offline(
     assert kept.of("exit")[-1]["exit_code"] == 1  # nobody said that it completed
 
 
-@pytest.mark.slow
-def test_wandb_is_imported_when_a_run_is_opened_and_not_before(tmp_path: Path) -> None:
-    code = """
+OPENED = """
 import sys
 from pathlib import Path
 from gnnpar.config.compose import compose
-from gnnpar.launch import launch
-from gnnpar.launch import processes
-from gnnpar.training import loop as train
+from gnnpar.launch import launch, processes
+from gnnpar.training import loop
 for mode in ("disabled", "offline", "online"):
-    settings = compose(["tracker=wandb", f"tracker.mode={mode}"])
-    settings.tracker.build(Path("."), 1, {})
+    compose(["tracker=wandb", f"tracker.mode={mode}"]).tracker.build(Path("."), 1, {})
 print("wandb" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.slow
+def test_wandb_is_imported_when_a_run_is_opened_and_not_before(run_python: Run) -> None:
+    assert run_python("-c", OPENED).stdout.split() == ["False"]
 
 
 def test_disabled_is_the_terminal_alone(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import statistics
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from conftest import ROOT
+from gnnpar.track.jsonl import read_rows
+
 SHARED = ROOT.parent / "shared" / "data"
+THREADS = ("comm=threads", "threads_per_rank=1", "tracker=jsonl")
 
 # study -> (folder, seeds, least mean test accuracy at best validation: the published mean less its deviation)
 STUDIES = {
@@ -25,19 +27,9 @@ def test_reaches_the_published_accuracy_on_one_and_two_ranks(study, run_here, tm
         pytest.skip(f"{folder} is not in ../shared/data")
 
     def accuracy(strategy: str, num_seeds: int) -> list[float]:
-        done = run_here(
-            "train",
-            "-m",
-            f"+experiments/accuracy={study}",
-            f"strategy={strategy}",
-            "comm=threads",
-            f"seed={','.join(map(str, range(num_seeds)))}",
-            "threads_per_rank=1",
-            "tracker=jsonl",
-            f"data_dir={SHARED}",
-            f"hydra.sweep.dir={tmp_path / strategy}",
-            cwd=ROOT,
-        )
+        job = (f"+experiments/accuracy={study}", f"strategy={strategy}", f"data_dir={SHARED}", *THREADS)
+        sweep = (f"seed={','.join(map(str, range(num_seeds)))}", f"hydra.sweep.dir={tmp_path / strategy}")
+        done = run_here("train", "-m", *job, *sweep, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         results = [json.loads(f.read_text()) for f in (tmp_path / strategy).rglob("result.json")]
         assert len(results) == num_seeds
@@ -52,28 +44,13 @@ def test_reaches_the_published_accuracy_on_one_and_two_ranks(study, run_here, tm
 @pytest.mark.slow  # two minutes
 def test_a_deep_model_in_fp64_has_the_losses_of_one_device_in_every_epoch(run_here, tmp_path):
     """The `deep` study of compare_all, where rounding to fp32 makes losses part by half within 100 epochs."""
+    model = ("model=resgcn", "model.num_layers=16", "model.dropout=0.2", "optim.lr=0.003", "precision=fp64")
+    job = (*model, "dataset=sbm", "world_size=2", "epochs=150", "eval_every=5", *THREADS)
 
     def losses(strategy: str) -> list[float]:
-        done = run_here(
-            "train",
-            f"strategy={strategy}",
-            "model=resgcn",
-            "model.num_layers=16",
-            "model.dropout=0.2",
-            "optim.lr=0.003",
-            "dataset=sbm",
-            "world_size=2",
-            "comm=threads",
-            "threads_per_rank=1",
-            "epochs=150",
-            "eval_every=5",
-            "precision=fp64",
-            "tracker=jsonl",
-            f"hydra.run.dir={tmp_path / strategy}",
-            cwd=ROOT,
-        )
+        done = run_here("train", f"strategy={strategy}", *job, f"hydra.run.dir={tmp_path / strategy}", cwd=ROOT)
         assert done.returncode == 0, done.stderr
-        return [json.loads(row)["loss/train"] for row in (tmp_path / strategy / "metrics.jsonl").open()]
+        return [row["loss/train"] for row in read_rows(tmp_path / strategy)]
 
     alone, ranks = losses("single"), losses("graph_parallel")
     assert alone[-1] < 0.1 * alone[0]

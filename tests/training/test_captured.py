@@ -3,10 +3,6 @@
 On a simulated GPU with a simulated CUDA graph (tests/simulated_graph.py).
 """
 
-from __future__ import annotations
-
-import copy
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,14 +17,12 @@ from captured_runs import EPOCHS, WARM_UP, run, simulated
 from composing import ALIKE, PRESETS, configured, names, settings_of
 from engines import open_rank
 from gnnpar.comm.world import World
-from gnnpar.data.tasks import make_task
-from gnnpar.parallel.context import BuildContext
-from gnnpar.partition.shard import Shard
+from gnnpar.track.jsonl import read_rows
 from gnnpar.training import checks, loop
 from gnnpar.training.captured import CapturedEpochs
 from gnnpar.training.checks import refuse_capture
 from gnnpar.training.optim import SGD, Adam, AdamW
-from simulated_gpu import DEVICE, held, move
+from simulated_gpu import DEVICE, held
 from simulated_graph import Cuda, GraphWorld
 from synchronisation_runs import NETS, carries, job_of, place
 
@@ -45,36 +39,18 @@ def _assert_equal(cuda: Cuda, *job: str, **options: Any) -> None:
     plain, replayed = (run(cuda, *job, replays=replays, **options) for replays in (False, True))
     assert cuda.log.count("captured") == len(plain)
     assert len([line for line in cuda.log if line.startswith("replay")]) == (EPOCHS - WARM_UP) * len(plain)
-    for (losses, weights, metrics, traffic), (losses2, weights2, metrics2, traffic2) in zip(
-        plain, replayed, strict=True
-    ):
+    for (losses, weights, *counts), (losses2, weights2, *counts2) in zip(plain, replayed, strict=True):
         assert losses2 == losses
         assert len(set(losses)) == EPOCHS
         assert all(torch.equal(weights2[name], w) for name, w in weights.items())
-        assert (metrics2, traffic2) == (metrics, traffic)
+        assert counts2 == counts, "metrics and traffic"
 
 
-BY_OPTIONS = {("graph_parallel", "gat"), ("sar", "gat"), ("feature", "gcn"), ("cagnet", "gat"), ("cofree", "gcn")}
-
-
-def _pairs():
-    for strategy in CAPTURED:
-        for model in [*names("model"), *(f"pyg.{net}" for net in NETS)]:
-            usual = model in ("gcn", "gat") or (strategy == "single" and model not in ALIKE)
-            if not usual or strategy in PRESETS or (strategy, model) in BY_OPTIONS:
-                yield pytest.param(strategy, model, marks=pytest.mark.slow)
-            elif carries(strategy, model):
-                yield strategy, model
-
-
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(("strategy", "model"), list(_pairs()))
-def test_replays_have_the_bits_of_epochs(cuda, strategy, model):
-    if not carries(strategy, model):  # of the long suite: to ask takes long
-        pytest.skip(f"strategy={strategy} refuses model={model}")
-    _assert_equal(cuda, strategy, model)
-
-
+OPTIMIZERS = [
+    AdamW(lr=0.02, weight_decay=0.1, decay="weights", schedule="step", step_every=2),
+    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="warmup", warmup_epochs=5),
+    SGD(lr=0.1, schedule="cosine"),
+]
 OPTIONS = [
     ("graph_parallel", "gat", "codec=bf16 model=gat model.attention_dropout=0.3"),
     ("graph_parallel", "gcn", "strategy.overlap=none"),
@@ -89,28 +65,37 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(("strategy", "model", "overrides"), OPTIONS)
-def test_options(cuda, strategy, model, overrides):
+def _cases():
+    """Each strategy with each model, where some pairs are tried with options alone; then the options."""
+    tried = {(strategy, model) for strategy, model, _ in OPTIONS}
+    for strategy in CAPTURED:
+        for model in [*names("model"), *(f"pyg.{net}" for net in NETS)]:
+            usual = model in ("gcn", "gat") or (strategy == "single" and model not in ALIKE)
+            if not usual or strategy in PRESETS or (strategy != "single" and (strategy, model) in tried):
+                yield pytest.param(strategy, model, "", marks=pytest.mark.slow)
+            elif carries(strategy, model):
+                yield strategy, model, ""
+    yield from OPTIONS
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(("strategy", "model", "overrides"), list(_cases()))
+def test_replays_have_the_bits_of_epochs(cuda, strategy, model, overrides):
+    if not overrides and not carries(strategy, model):  # of the long suite: to ask takes long
+        pytest.skip(f"strategy={strategy} refuses model={model}")
     _assert_equal(cuda, strategy, model, *overrides.split())
 
 
-@pytest.mark.parametrize("strategy", ["single", "graph_parallel"])
-def test_a_kept_first_layer(cuda, strategy):
-    _assert_equal(cuda, strategy, "gcn", first_layer="cached")
+KEPT = {"first_layer": "cached"}
+STEPS = [{"optim": optim, "dtype": dtype} for optim, dtype in product(OPTIMIZERS, [torch.float64, torch.float32])]
 
 
-OPTIMIZERS = [
-    AdamW(lr=0.02, weight_decay=0.1, decay="weights", schedule="step", step_every=2),
-    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="warmup", warmup_epochs=5),
-    SGD(lr=0.1, schedule="cosine"),
-]
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(("optim", "precision"), product(OPTIMIZERS, [torch.float64, torch.float32]))
-def test_other_optimizers(cuda, optim, precision):
-    _assert_equal(cuda, "graph_parallel", "gcn", optim=optim, dtype=precision)
+@pytest.mark.quick(3)
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("single", KEPT), *(("graph_parallel", options) for options in (KEPT, *STEPS))]
+)
+def test_replays_with_a_kept_layer_or_other_optimizers_have_the_bits_of_epochs(cuda, strategy, options):
+    _assert_equal(cuda, strategy, "gcn", **options)
 
 
 def test_the_order_of_calls(cuda):
@@ -200,13 +185,7 @@ def test_a_replay_with_a_gradient_that_is_not_finite_moves_nothing(cuda):
     job, _ = job_of("single", "gcn")
 
     def rank(comm):
-        task = make_task(job.dataset.task, job.dataset.num_classes)
-        shard = Shard.open(job.dataset, job.plan.part_of, comm).to(comm.device, job.dtype)
-        model = move(copy.deepcopy(job.model))
-        engine = job.strategy.build(
-            BuildContext(plan=job.plan, shard=shard, model=model, task=task, comm=comm, seed=job.seed)
-        )
-        optimizer = Adam().build(engine.named_parameters(), epochs=EPOCHS, layer_of=job.model.layer_of)
+        engine, optimizer, model, shard = open_rank(job, comm, place=place)
         epochs = CapturedEpochs(engine, optimizer, comm, job.seed, model)
         for epoch in range(WARM_UP + 1):
             assert math.isfinite(epochs.train_epoch(epoch).loss)
@@ -243,9 +222,8 @@ def test_an_engine_without_a_launch_is_named(cuda):
         CapturedEpochs(object(), None, None, 0, None)  # type: ignore[arg-type]
 
 
-WORLD = World(
-    how="processes", size=2, local_size=2, threads_per_rank=1, cores=2, device="cuda", backend="nccl", links=None
-)
+SIZES: Any = {"size": 2, "local_size": 2, "threads_per_rank": 1, "cores": 2}
+WORLD = World(how="processes", device="cuda", backend="nccl", links=None, **SIZES)
 
 
 @pytest.mark.quick(2)
@@ -273,13 +251,6 @@ def test_what_cannot_be_captured_is_one_line(overrides, world, line):
     assert "\n" not in str(refusal.value)
 
 
-def test_the_command_refuses_it_on_a_cpu(run_here):
-    done = run_here("train", "launch.cuda_graph=true", "device=cpu")
-    assert done.returncode == 2
-    assert done.stderr.startswith("gnnpar: launch.cuda_graph=true replays work of a GPU, and this run is on the CPU")
-    assert done.stderr.count("\n") == 1
-
-
 class _Counted:
     """A CapturedEpochs that runs epochs as they are, and says which were asked of it."""
 
@@ -305,7 +276,6 @@ def test_the_trainer_runs_probes_and_profiles_as_they_are(run_here, monkeypatch,
     overrides = ("strategy=single", "epochs=9", "fidelity_every=8", "launch.cuda_graph=true", "hydra.run.dir=run")
     done = run_here("train", *overrides, *small)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    timed = {row["epoch"]: row["time/timed"] for row in rows if "time/timed" in row}
+    timed = {row["epoch"]: row["time/timed"] for row in read_rows(tmp_path / "run") if "time/timed" in row}
     assert _Counted.asked == [1, 2, 3, 4, 6, 7], "0 and 8 are probed, 5 is the memory profile"
     assert timed == {epoch: int(epoch not in (0, 3, 5, 8)) for epoch in range(9)}

@@ -1,7 +1,5 @@
 """Read-only folders and full disks: one line and the exit code of the guide, no traceback."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -65,15 +63,6 @@ def test_unwritable_run_folder_is_one_line(run_here: Run, unwritable: Path, swee
     line = one_line(done)
     assert str(unwritable) in line
     assert line.endswith((": File exists", ": Not a directory", "is a file", ": Read-only file system"))
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from checkpoints import train
-
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert train(folder, "strategy=single", "epochs=2").exit_code == 0
-    return folder
 
 
 @pytest.mark.parametrize("unwritable", PLACES, indirect=True)
@@ -166,18 +155,12 @@ def test_prediction_on_full_disk_is_one_line_and_leaves_no_file(run_here: Run, t
 
 @pytest.mark.slow  # a process of its own
 def test_full_disk_for_stdout_does_not_end_the_run(tmp_path: Path, mounted: Path) -> None:
-    command = [sys.executable, "-m", "gnnpar", "train", *SMALL[:5], *SMALL[6:], "strategy=single", "epochs=30"]
+    job = (*SMALL[:5], *SMALL[6:], "strategy=single", "epochs=30", "hydra.run.dir=run")
+    command = [sys.executable, "-m", "gnnpar", "train", *job]
     with (mounted / "log").open("w") as log:
         fill(mounted, leave=0)
-        done = subprocess.run(
-            [*command, "hydra.run.dir=run"],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=log,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        read = {"stdout": log, "stderr": subprocess.PIPE, "text": True, "check": False}
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), **read)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 

@@ -1,12 +1,10 @@
 """An exported model predicts the same in a process that has no gnnpar; what cannot be exported is one line."""
 
-from __future__ import annotations
-
 import json
 import runpy
-import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,7 @@ import gnnpar
 import pyg_nets
 from checkpoints import train
 from composing import READS_ALL_NODES, configured, names
-from conftest import ROOT
-from gnnpar.cli.main import run
+from conftest import ROOT, Refused, Run
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
 from gnnpar.folds.edge_data import EdgeSizes
@@ -88,7 +85,6 @@ def test_every_model_has_a_program_for_any_graph(name: str) -> None:
 
 
 def test_layers_that_read_those_before_have_a_program_for_any_graph(tmp_path: Path) -> None:
-    """A number of rows that is taken as a number fixed the size of the graph; counted in-degrees refused a program."""
     fields = ("model.num_layers=3", "model.residual=true", "model.jump=cat", "model.decoder=linear")
     assert train(tmp_path / "run", "strategy=single", "model=gcn", "epochs=1", *fields).exit_code == 0
     loaded = gnnpar.load(tmp_path / "run")
@@ -111,29 +107,24 @@ def test_a_program_names_no_folder_of_this_machine(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow  # processes that start: 15 s
-def test_a_run_is_taken_away_and_predicts_without_gnnpar(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_run_is_taken_away_and_predicts_without_gnnpar(run_here: Run, run_python: Run, tmp_path: Path) -> None:
     job = ("strategy=graph_parallel", "model=gat", "epochs=4", "dataset.homophily=0.7")
     assert train(tmp_path / "run", *job).exit_code == 0
-    monkeypatch.chdir(tmp_path)
-    assert run("export", ["run", "--out", "taken"]) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said == "epoch 4: model.json, predict.py, program.pt2, weights.pt  ->  taken"
+    done = run_here("export", "run", "--out", "taken")
+    assert done.stdout.splitlines()[-1] == "epoch 4: model.json, predict.py, program.pt2, weights.pt  ->  taken"
     kept = tmp_path / "run" / "checkpoint" / "epoch-000004"
     before = sorted(p.name for p in kept.iterdir())
-    assert run("export", [str(kept)]) == 0
+    assert run_here("export", str(kept)).returncode == 0
     assert sorted(p.name for p in kept.iterdir()) == before, "a checkpoint holds what its manifest names"
     taken = [json.loads((tmp_path / name / "model.json").read_text()) for name in ("run/export", "taken")]
     assert taken[0]["files"]["weights.pt"] == taken[1]["files"]["weights.pt"]
     told = taken[1]
     assert (told["model"]["name"], told["num_features"], told["dtype"]) == ("gat", 12, "float32")
-    settings = compose(["dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12", *job])
-    dataset = settings.dataset.load(Path(), 0)
+    dataset = compose(["dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12", *job]).load_dataset()
     src, dst = dataset.edge_index
     raw = dataset.edge_index[:, (src != dst).nonzero().flatten().flip(0)]
     torch.save({"x": dataset.x, "edge_index": raw}, tmp_path / "graph.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python("-c", ELSEWHERE)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
         loaded = gnnpar.load(tmp_path / "run")
@@ -143,12 +134,11 @@ def test_a_run_is_taken_away_and_predicts_without_gnnpar(tmp_path: Path, monkeyp
     assert all(torch.equal(weights[name], p) for name, p in loaded.model.named_parameters())
 
 
-def test_an_onnx_file_gives_the_logits_of_the_run_for_any_graph(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_an_onnx_file_gives_the_logits_of_the_run_for_any_graph(run_here: Run, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("onnxscript", reason="the extra [onnx] is not installed")
-    monkeypatch.chdir(tmp_path)
     assert train(tmp_path / "run", "strategy=single", "model=gat", "epochs=2", "precision=fp64").exit_code == 0
-    assert run("export", ["run", "--out", "taken", "--onnx"]) == 0
+    assert run_here("export", "run", "--out", "taken", "--onnx").returncode == 0
     assert "model.onnx" in json.loads((tmp_path / "taken" / "model.json").read_text())["files"]
     content = (tmp_path / "taken" / "model.onnx").read_bytes()
     assert b"/" + str(Path(gnnpar.__file__).parent).encode()[1:] not in content, "no folder of this machine"
@@ -162,10 +152,10 @@ def test_an_onnx_file_gives_the_logits_of_the_run_for_any_graph(tmp_path: Path, 
         assert largest_error(torch.from_numpy(found), loaded(x, edges, prepared=True).detach()) < 1e-5
 
 
-def test_onnx_without_its_extra_is_one_line(monkeypatch, capsys) -> None:
+def test_onnx_without_its_extra_is_one_line(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert run("export", ["nowhere", "--onnx"]) == 2
-    assert "--onnx needs onnx, which is not installed: pip install 'gnnpar[onnx]'" in capsys.readouterr().err
+    line = "--onnx needs onnx, which is not installed: pip install 'gnnpar[onnx]'"
+    refused(line, "export", "nowhere", "--onnx")
 
 
 @pytest.mark.parametrize("target", ["gcn", "gat", "gated", "Jumping"])
@@ -211,51 +201,44 @@ class StubbornConfig(GCN):
         return stubborn
 
 
-def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_what_cannot_be_exported_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"^StubbornConfig has no program: .*can be traced that uses tensors") as error:
         traced(StubbornConfig(num_layers=1).build(3, 3, seed=0))
     assert "\n" not in str(error.value)
-    monkeypatch.chdir(tmp_path)
-    assert run("export", ["nowhere"]) == 2
-    assert "nowhere has no good checkpoint; give the folder of a run" in capsys.readouterr().err
 
 
-def test_exported_program_refuses_edges_of_missing_nodes(tmp_path: Path) -> None:
-    template = Path(gnnpar.__file__).parent / "templates" / "export" / "predict.txt"
-    told = {"num_features": 2, "dtype": "float32", "prepare": compose([]).resolved["dataset"]}
-    (tmp_path / "model.json").write_text(json.dumps(told))
-    (tmp_path / "predict.py").write_text(template.read_text())
-    prepared = runpy.run_path(str(tmp_path / "predict.py"))["prepared"]
-    assert prepared(torch.ones(4, 2), torch.tensor([[0], [3]]))[1].shape[1] >= 1
-    for wrong in (4, -1):
-        with pytest.raises(ValueError, match=r"edge_index names nodes .* x has 4 rows"):
-            prepared(torch.ones(4, 2), torch.tensor([[wrong], [0]]))
+@pytest.fixture
+def prepared(tmp_path: Path) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """What the program of an export makes of a graph without features of its own."""
+    (tmp_path / "predict.py").write_text((ROOT / "src/gnnpar/templates/export/predict.txt").read_text())
+    how = {"normalize": "none", "self_loops": True, "symmetrize": True, "drop_duplicates": True}
+    (tmp_path / "model.json").write_text(json.dumps({"num_features": 1, "dtype": "float32", "prepare": how}))
+    return runpy.run_path(str(tmp_path / "predict.py"))["prepared"]
+
+
+@pytest.mark.parametrize("wrong", [4, -1])
+def test_exported_program_refuses_edges_of_missing_nodes(prepared, wrong: int) -> None:
+    assert prepared(torch.ones(4, 1), torch.tensor([[0], [3]]))[1].shape[1] >= 1
+    with pytest.raises(ValueError, match=r"edge_index names nodes .* x has 4 rows"):
+        prepared(torch.ones(4, 1), torch.tensor([[wrong], [0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_an_exported_program_with_narrow_integers_has_the_same_edges(dtype: torch.dtype, tmp_path: Path) -> None:
-    """In eight bits, source and destination ran over into each other."""
-    text = (ROOT / "src/gnnpar/templates/export/predict.txt").read_text()
-    (tmp_path / "predict.py").write_text(text)
-    told = {"num_features": 1, "dtype": "float32"}
-    how = {"normalize": "none", "self_loops": True, "symmetrize": True, "drop_duplicates": True}
-    (tmp_path / "model.json").write_text(json.dumps({**told, "prepare": how}))
-    module = runpy.run_path(str(tmp_path / "predict.py"))
+def test_an_exported_program_with_narrow_integers_has_the_same_edges(prepared, dtype: torch.dtype) -> None:
     edges = torch.randint(100, (2, 300), generator=torch.Generator().manual_seed(0))
-    wanted = module["prepared"](torch.ones(100, 1), edges)[1]
-    assert torch.equal(module["prepared"](torch.ones(100, 1), edges.to(dtype))[1], wanted)
+    wanted = prepared(torch.ones(100, 1), edges)[1]
+    assert torch.equal(prepared(torch.ones(100, 1), edges.to(dtype))[1], wanted)
     with pytest.raises(ValueError, match="give whole numbers"):
-        module["prepared"](torch.ones(100, 1), edges.float())
+        prepared(torch.ones(100, 1), edges.float())
 
 
-def test_an_export_into_a_folder_of_another_program_is_refused(tmp_path: Path) -> None:
-    small: dict[str, Any] = {"dataset.num_nodes": 60}
-    trained = gnnpar.train("gcn", "sbm", strategy="single", epochs=1, folder=tmp_path / "run", **small)
+def test_an_export_into_a_folder_of_another_program_is_refused(trained_once: Path, tmp_path: Path) -> None:
+    loaded = gnnpar.load(trained_once)
     (tmp_path / "out").mkdir()
     for name, text in {"model.json": '{"learner": 1}', "predict.py": "mine"}.items():
         (tmp_path / "out" / name).write_text(text)
     with pytest.raises(ConfigError, match=r"holds model\.json, which no export has written"):
-        export(trained.model, tmp_path / "out")
+        export(loaded, tmp_path / "out")
     assert (tmp_path / "out" / "predict.py").read_text() == "mine"
     for _ in range(2):
-        export(trained.model, tmp_path / "own")
+        export(loaded, tmp_path / "own")

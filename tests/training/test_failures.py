@@ -1,14 +1,12 @@
 """Killed, interrupted and failing ranks: one line, a non-zero exit, result.json, no process left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -40,13 +38,11 @@ LINE = (
 
 
 @pytest.fixture
-def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def failing(tmp_path: Path) -> str:
     """A user's own strategy, in a folder outside the project."""
     (tmp_path / "own_failing.py").write_text(FAILING)
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "failing.yaml").write_text("_target_: own_failing.Failing\n")
-    monkeypatch.setitem(sys.modules, "own_failing", None)
-    monkeypatch.delitem(sys.modules, "own_failing")
     return "strategy=failing"
 
 
@@ -87,69 +83,41 @@ def test_killed_rank_ends_the_run(start, victim: int, arguments: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGUSR1, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))],
+    ("number", "ranks"),
+    [
+        (signal.SIGUSR1, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+        (signal.SIGINT, 1),
+    ],
 )
-def test_signal_interrupts_all_ranks(start, number: signal.Signals) -> None:
-    run = start()
+def test_signal_interrupts_all_ranks(start, number: signal.Signals, ranks: int) -> None:
+    """Ranks are processes, or threads of one."""
+    run = start(*(("comm=threads",) if ranks == 1 else ()), num_ranks=ranks)
     os.killpg(run.process.pid, number)  # what Ctrl-C and a scheduler do: the whole group gets it
     code, err, result = run.end(within=30)
-    assert code == 1
-    assert err == "gnnpar: interrupted by a signal\n"
+    assert (code, err) == (1, "gnnpar: interrupted by a signal\n")
     assert (result["status"], result["error"]) == ("interrupted", "interrupted by a signal")
     kept = [folder.name for folder in (run.folder / "run" / "checkpoint").glob("*")]
     assert kept == ([f"epoch-{result['epochs_done']:06d}"] if number != signal.SIGINT else [])
 
 
-def test_sigint_interrupts_ranks_in_threads(start) -> None:
-    run = start("comm=threads", num_ranks=1)
-    run.process.send_signal(signal.SIGINT)
-    code, err, result = run.end(within=30)
-    assert (code, err) == (1, "gnnpar: interrupted by a signal\n")
-    assert result["status"] == "interrupted"
-
-
-def test_ranks_of_one_host_listen_on_loopback_and_end_with_a_killed_parent(start) -> None:
-    """gloo and the TCPStore bind 127.0.0.1."""
-    run = start()
-    listening = [
-        connection.laddr.ip
-        for process in run.all
-        for connection in process.net_connections()
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert listening
-    assert set(listening) == {"127.0.0.1"}
-    run.process.kill()
-    _, alive = psutil.wait_procs(run.ranks, timeout=10)
-    assert not alive
-
-
-@pytest.mark.slow  # that a killed parent leaves nothing either is shown below
-def test_ctrl_c_of_paced_run_leaves_no_namespace(start, shaped_links) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["killed", "Ctrl-C"]
+)
+def test_ended_paced_run_leaves_no_namespace(start, shaped_links, number: signal.Signals) -> None:
     run = start("launch=paced")
     made = namespaces_of(run.process.pid)
     assert len(made) == 3
-    os.killpg(run.process.pid, signal.SIGINT)
-    code, err, result = run.end(within=30)
-    assert (code, err, result["status"]) == (1, "gnnpar: interrupted by a signal\n", "interrupted")
+    if number == signal.SIGKILL:
+        run.process.kill()
+        assert psutil.wait_procs(run.ranks, timeout=10)[1] == []
+        run.process.wait()
+    else:
+        os.killpg(run.process.pid, number)
+        code, err, result = run.end(within=30)
+        assert (code, err, result["status"]) == (1, "gnnpar: interrupted by a signal\n", "interrupted")
     assert not made & kept_namespaces()
-
-
-def test_killed_paced_run_leaves_no_namespace(start, shaped_links) -> None:
-    run = start("launch=paced")
-    made = namespaces_of(run.process.pid)
-    assert len(made) == 3
-    run.process.kill()
-    _, alive = psutil.wait_procs(run.ranks, timeout=10)
-    assert not alive
-    run.process.wait()
-    assert not made & kept_namespaces()
-
-
-def test_failing_rank_of_paced_run_is_one_line(run_here: Run, failing: str, shaped_links) -> None:
-    done = run_here("train", failing, "launch=paced", *TINY, "hydra.run.dir=run")
-    assert (done.returncode, done.stderr) == (1, f"gnnpar: {LINE}\n")
 
 
 def namespaces_of(pid: int) -> set[str]:
@@ -165,18 +133,20 @@ def kept_namespaces() -> set[str]:
     return {link for pid in psutil.pids() for link in namespaces_of(pid)}
 
 
-@pytest.mark.parametrize("comm", ["gloo", "threads"])
+@pytest.mark.parametrize("how", ["comm=gloo", "comm=threads", "launch=paced"])
 def test_rank_that_raises_is_one_line(
-    run_here: Run, failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comm: str
+    request: pytest.FixtureRequest, run_here: Run, failing: str, tmp_path: Path, monkeypatch: Any, how: str
 ) -> None:
     """GNNPAR_TRACEBACK=1 prints the traceback above it."""
-    if comm == "gloo":
+    if how == "launch=paced":
+        request.getfixturevalue("shaped_links")
+    if how == "comm=gloo":
         monkeypatch.setenv("GNNPAR_TRACEBACK", "1")
-    done = run_here("train", failing, f"comm={comm}", *TINY, "hydra.run.dir=run")
+    done = run_here("train", failing, how, *TINY, "hydra.run.dir=run")
     assert done.returncode == 1
     above, line, end = done.stderr.rpartition(f"gnnpar: {LINE}\n")
     assert line and not end
-    assert ('raise ValueError("the third epoch' in above) if comm == "gloo" else not above
+    assert ('raise ValueError("the third epoch' in above) if how == "comm=gloo" else not above
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["error"]) == ("failed", LINE)
     assert result["epochs_done"] == 2

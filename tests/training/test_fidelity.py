@@ -1,8 +1,5 @@
 """The fidelity probe: what it finds, and that training does not notice it."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,21 +10,13 @@ import pytest
 from composing import rest_slow, settings_of
 from gnnpar.cli.train import run_training
 from gnnpar.codecs.codec import BFloat16, CodecConfig, ConfigDefaults, Drop, Identity, _Cast
+from gnnpar.files import read_json
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.track.console import Lines, probe_line
+from gnnpar.track.jsonl import read_rows
 
-TINY = (
-    "comm=threads",
-    "world_size=2",
-    "threads_per_rank=1",
-    "tracker=jsonl",
-    "epochs=8",
-    "eval_every=4",
-    "model=gat",
-    "model.hidden=16",
-    "dataset.num_nodes=300",
-    "dataset.avg_degree=6",
-)
+TINY = ("comm=threads", "world_size=2", "threads_per_rank=1", "tracker=jsonl", "epochs=8", "eval_every=4", "model=gat")
+TINY += ("model.hidden=16", "dataset.num_nodes=300", "dataset.avg_degree=6")
 
 
 class _Tiring(_Cast):
@@ -53,12 +42,13 @@ class Tiring(ConfigDefaults):
         return _Tiring()
 
 
-def train(folder: Path, codec: CodecConfig, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def train(folder: Path, codec: CodecConfig | None, *overrides: str) -> tuple[list[Any], dict[str, Any]]:
     settings = settings_of(*TINY, *overrides)
+    if codec is not None:
+        settings = replace(settings, strategy=GraphParallel(codec=codec))
     folder.mkdir()
-    assert run_training(replace(settings, strategy=GraphParallel(codec=codec)), folder).status == "completed"
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return rows, json.loads((folder / "result.json").read_text())
+    assert run_training(settings, folder).status == "completed"
+    return read_rows(folder), read_json(folder / "result.json")
 
 
 @pytest.mark.quick(1)
@@ -89,35 +79,21 @@ def test_losses_with_and_without_probes_are_the_same_bits(tmp_path: Path, codec:
 @pytest.mark.parametrize("strategy", rest_slow(["adaqp", "adaqp_q", "sar"]))
 def test_strategies_with_a_memory_do_not_notice_a_probe(tmp_path: Path, strategy: str) -> None:
     """AdaQP traces what it sends and reassigns bits by it; link costs, which decide too, are those of the first run."""
-
-    how = ["epochs=5"] if strategy == "sar" else ["epochs=12", "strategy.codec.period=3"]
-
-    def losses(name: str, *overrides: str) -> list[float]:
-        (tmp_path / name).mkdir()
-        settings = settings_of(*TINY, f"strategy={strategy}", *how, *overrides)
-        assert run_training(settings, tmp_path / name).status == "completed"
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["loss/train"] for line in lines]
-
-    plain = losses("plain")
+    epochs = ["epochs=5"] if strategy == "sar" else ["epochs=12", "strategy.codec.period=3"]
+    plain, _ = train(tmp_path / "plain", None, f"strategy={strategy}", *epochs)
     profile = tmp_path / "plain" / "profile.json"
     given = [f"profile={profile}"] if profile.exists() else []
-    assert losses("probed", "fidelity_every=2", *given) == plain
+    probed, _ = train(tmp_path / "probed", None, f"strategy={strategy}", *epochs, "fidelity_every=2", *given)
+    assert [row["loss/train"] for row in probed] == [row["loss/train"] for row in plain]
 
 
 def test_the_console_shows_the_last_probe(capsys: pytest.CaptureFixture) -> None:
     lines = Lines(2, every=1)
-    probe = {
-        "fidelity/cosine": 0.98711,
-        "fidelity/relative_error": 0.1,
-        "fidelity/layers": {},
-        "fidelity/worst_layer": "layers.1",
-        "fidelity/worst_relative_error": 0.123,
-    }
+    probe = {"cosine": 0.98711, "relative_error": 0.1, "layers": {}}
+    probe |= {"worst_layer": "layers.1", "worst_relative_error": 0.123}
     row = {"loss/train": 1.5, "time/epoch_seconds": 0.25}
-    lines.log(row | {"epoch": 0} | probe)
-    lines.log(row | {"epoch": 1})
-    first, second = capsys.readouterr().out.splitlines()
-    assert "cosine 0.9871, worst layers.1 off by 12 %" in first
-    assert "cosine 0.9871, worst layers.1 off by 12 %" in second
+    lines.log({**row, "epoch": 0, **{f"fidelity/{name}": value for name, value in probe.items()}})
+    lines.log({**row, "epoch": 1})
+    for line in capsys.readouterr().out.splitlines():
+        assert "cosine 0.9871, worst layers.1 off by 12 %" in line
     assert probe_line(row) == ""

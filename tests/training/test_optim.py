@@ -1,7 +1,5 @@
 """Optimizer configuration: schedules, decay groups, clipping, state."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """result.json is a pure function of the header, the plan and the rows, and follows its schema whatever happened."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,23 +1,19 @@
 """One run at a time in a run folder; a resume after lost rows is refused."""
 
-from __future__ import annotations
-
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from checkpoints import result, rows, train
-from conftest import Run, environment
+from checkpoints import SMALL, result, rows, train
+from conftest import Refused, Run
 from gnnpar import api
-from gnnpar.cli.main import run
 from gnnpar.data.files import cached_folder
 from gnnpar.files import LOCK, FolderInUse, JsonObject, process_start, working_in
 from gnnpar.track.jsonl import Jsonl
@@ -37,22 +33,18 @@ def first(tmp_path: Path):
     run.cleanup()
 
 
-def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, run_here: Run) -> None:
+def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, refused: Refused) -> None:
     folder = first.folder / "run"
     before = (folder / "config.yaml").read_bytes()
+    line = f"gnnpar: {folder} is in use by process {first.process.pid} of {socket.gethostname()} since "
     for how in ((), ("resume=auto",)):
-        done = run_here("train", *LONG, *ONE_PROCESS, "epochs=3", "seed=5", *how)
-        assert done.returncode == 2
-        pid = first.process.pid
-        assert done.stderr.startswith(f"gnnpar: {folder} is in use by process {pid} of {socket.gethostname()} since ")
-        assert done.stderr.endswith(": wait for it, or choose another hydra.run.dir\n")
-        assert done.stderr.count("\n") == 1
+        said = refused(line, "train", *LONG, *ONE_PROCESS, "epochs=3", "seed=5", *how)
+        assert said.endswith(": wait for it, or choose another hydra.run.dir\n")
     assert (folder / "config.yaml").read_bytes() == before
     first.process.send_signal(signal.SIGTERM)
     code, err, result = first.end()
     assert (code, err) == (1, "gnnpar: interrupted by a signal\n")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == list(range(result["epochs_done"]))
+    assert [row["epoch"] for row in rows(folder)] == list(range(result["epochs_done"]))
     assert (result["status"], result["seed"]) == ("interrupted", 0)
     assert not (folder / LOCK).read_text()
 
@@ -61,22 +53,19 @@ def test_resume_after_kill_takes_over_the_lock(first: Started, run_here: Run) ->
     folder = first.folder / "run"
     first.process.kill()
     first.process.wait()
-    done_before = len((folder / "metrics.jsonl").read_text().splitlines())
-    done = run_here("train", *LONG, *ONE_PROCESS, f"epochs={done_before + 2}", "resume=auto")
+    epochs = len((folder / "metrics.jsonl").read_text().splitlines()) + 2
+    done = run_here("train", *LONG, *ONE_PROCESS, f"epochs={epochs}", "resume=auto")
     assert (done.returncode, done.stderr) == (0, "")
-    pid = first.process.pid
-    assert f"{folder} was in use by process {pid} of {socket.gethostname()} since " in done.stdout
-    assert json.loads((folder / "result.json").read_text())["epochs_done"] == done_before + 2
+    assert f"{folder} was in use by process {first.process.pid} of {socket.gethostname()} since " in done.stdout
+    assert result(folder)["epochs_done"] == epochs
 
 
 def test_folder_lock_is_held_inside_the_block_only(tmp_path: Path) -> None:
+    line = rf"is in use by process {os.getpid()} of \S+ since 20.*: wait for it, or choose another"
     for _ in range(2):
         with working_in(tmp_path / "new", remedy="choose another", say=pytest.fail):
-            line = rf"is in use by process {os.getpid()} of \S+ since 20.*: wait for it, or choose another"
-            with (
-                pytest.raises(FolderInUse, match=line),
-                working_in(tmp_path / "new", remedy="choose another", say=print),
-            ):
+            again = working_in(tmp_path / "new", remedy="choose another", say=print)
+            with pytest.raises(FolderInUse, match=line), again:
                 pass
 
 
@@ -85,45 +74,6 @@ def test_free_lock_file_with_any_content_is_replaced(tmp_path: Path, content: by
     (tmp_path / LOCK).write_bytes(content)
     with working_in(tmp_path, remedy="", say=lambda line: None):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} of ")
-
-
-RACE = """
-import sys, time
-from pathlib import Path
-from gnnpar.files import FolderInUse, working_in
-print("up", flush=True)
-sys.stdin.readline()
-try:
-    with working_in(Path(sys.argv[1]), remedy="", say=lambda line: None):
-        print("taken", flush=True)
-        sys.stdin.readline()
-except FolderInUse:
-    print("refused", flush=True)
-"""
-
-
-@pytest.fixture
-def racers(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that take tmp_path at a line on their stdin."""
-    command = [sys.executable, "-c", RACE, str(tmp_path)]
-    pipe = subprocess.PIPE
-    there = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) for _ in range(6)]
-    yield there
-    for process in there:
-        process.kill()
-        process.communicate()
-
-
-def test_six_processes_at_once_give_one_lock_owner(tmp_path: Path, racers: list[subprocess.Popen[str]]) -> None:
-    (tmp_path / LOCK).write_text("process 1 of a host")
-    for process in racers:
-        assert process.stdout is not None and process.stdout.readline() == "up\n"
-    for process in racers:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    answers = [process.stdout.readline() for process in racers if process.stdout is not None]
-    assert sorted(answers) == ["refused\n"] * 5 + ["taken\n"]
 
 
 def test_start_time_of_an_ended_process_is_none() -> None:
@@ -158,18 +108,15 @@ LOSSES = {
 
 @pytest.mark.parametrize("how", LOSSES)
 @pytest.mark.parametrize("place", ["its folder", "another"])
-def test_resume_with_lost_rows_is_refused(tmp_path: Path, how: str, place: str) -> None:
+def test_resume_with_lost_rows_is_refused(finished: Path, tmp_path: Path, how: str, place: str) -> None:
     lose, line = LOSSES[how]
-    old = tmp_path / "run"
-    assert train(old, "strategy=single", "epochs=6").exit_code == 0
-    file = old / "metrics.jsonl"
+    file = finished / "metrics.jsonl"
     file.write_text("".join(lose(file.read_text().splitlines(keepends=True))))
-    new = old if place == "its folder" else tmp_path / "new"
-    outcome = train(new, "strategy=single", "epochs=8", "resume=auto" if new == old else f"resume={old}")
+    new = finished if place == "its folder" else tmp_path / "new"
+    outcome = train(new, "strategy=single", "epochs=8", "resume=auto" if new == finished else f"resume={finished}")
     assert outcome.exit_code == 1
-    assert outcome.error is not None
-    assert f"{file} {line}{old}/checkpoint/epoch-000006" in outcome.error
-    assert outcome.error.endswith(": put it back as it was, or leave resume out")
+    assert f"{file} {line}{finished}/checkpoint/epoch-000006" in str(outcome.error)
+    assert str(outcome.error).endswith(": put it back as it was, or leave resume out")
     assert result(new)["status"] == "failed"
 
 
@@ -194,12 +141,8 @@ def test_run_with_rows_lost_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Jsonl, "log", vanishing)
     outcome = train(tmp_path, "strategy=single", "epochs=6")
     assert outcome.exit_code == 1
-    assert outcome.error is not None
-    assert "metrics.jsonl has lost the rows of epochs 0-" in outcome.error
+    assert "metrics.jsonl has lost the rows of epochs 0-" in str(outcome.error)
     assert result(tmp_path)["status"] == "failed"
-
-
-TINY = ("dataset=sbm", "dataset.num_nodes=60", "strategy=single", "epochs=1", "threads_per_rank=1")
 
 
 def test_runs_of_the_api_in_one_second_have_numbered_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,22 +153,19 @@ def test_runs_of_the_api_in_one_second_have_numbered_folders(tmp_path: Path, mon
 
 
 def test_commands_in_one_second_have_numbered_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_here: Run, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Still(datetime):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Still:
+        def now(cls, tz: tzinfo | None = None) -> Self:
             return cls(2026, 1, 2, 3, 4, 5)
 
     monkeypatch.setattr("hydra.core.utils.datetime", Still)
-    monkeypatch.chdir(tmp_path)
-    day = Path("outputs/2026-01-02")
+    day, job = tmp_path / "outputs/2026-01-02", ("train", *SMALL, "strategy=single", "epochs=1")
     for seed in range(2):
-        assert run("train", [*TINY, f"seed={seed}"]) == 0
-    third = day / "03-04-05-3"
-    with working_in(third, remedy="wait", say=print):
-        assert run("train", [*TINY, "seed=2"]) == 0
-        assert run("train", [*TINY, f"hydra.run.dir={third}"]) == 2
-    assert "is in use" in capsys.readouterr().err
+        assert run_here(*job, f"seed={seed}").returncode == 0
+    with working_in(day / "03-04-05-3", remedy="wait", say=print):
+        assert run_here(*job, "seed=2").returncode == 0
+        refused("is in use", *job, f"hydra.run.dir={day}/03-04-05-3")
     folders = [day / name for name in ("03-04-05", "03-04-05-2", "03-04-05-4")]
     assert [result(folder)["seed"] for folder in folders] == [0, 1, 2]

@@ -1,7 +1,5 @@
 """Training from shards on disk: the same bits as from memory, and no rank ever holds the whole graph."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -11,14 +9,20 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch_geometric.nn.models.basic_gnn import PNA
+from torch_geometric.utils import degree
 
-from checkpoints import SMALL, hashes, rows, strategy_of, train
-from conftest import ROOT, Run, environment
-from gnnpar.cli import main
+import gnnpar
+from checkpoints import SMALL, hashes, last, rows, strategy_of, train
+from conftest import ROOT, Refused, Run, environment
 from gnnpar.cli.partition import run as partition
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
+from gnnpar.folds.edge_data import EdgeSizes
+from gnnpar.models.pyg.model import PyG
 from gnnpar.settings import ConfigError
+from ports import free_port
 
 GRAPH = ("dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12")
 RUN = tuple(o for o in SMALL if o not in GRAPH)
@@ -72,9 +76,8 @@ def test_processes_give_these_bits_too(run_here: Run, tmp_path: Path, shards: Pa
     assert done.returncode == 0, done.stderr
     assert train(tmp_path / "memory", "partition=fennel", "epochs=3").exit_code == 0
     assert hashes(tmp_path / "processes") == hashes(tmp_path / "memory")
-    assert [row["loss/train"] for row in rows(tmp_path / "processes")] == [
-        row["loss/train"] for row in rows(tmp_path / "memory")
-    ]
+    losses = [[row["loss/train"] for row in rows(tmp_path / name)] for name in ("processes", "memory")]
+    assert losses[0] == losses[1]
     result = json.loads((tmp_path / "processes/result.json").read_text())
     assert (result["dataset"], result["world_size"], result["transport"]) == ("sbm", 2, "gloo")
 
@@ -131,25 +134,20 @@ def test_damage_and_missing_ids_end_a_run_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lacks", ["the folder", "a file of its part"])
 def test_joined_ranks_end_at_once_where_one_lacks_its_shards(tmp_path: Path, shards: Path, lacks: str) -> None:
     """Rank 1, on another host, has an incomplete copy of the shards: both ranks end with its line and exit code 2."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
     mine = tmp_path / "1" / "shards"
-    shutil.copytree(shards, tmp_path / "0" / "shards")
-    shutil.copytree(shards, mine)
+    for rank in (0, 1):
+        shutil.copytree(shards, tmp_path / str(rank) / "shards")
     if lacks == "the folder":
         shutil.rmtree(mine)
     else:
         next((mine / "part-1").glob("*.npy")).unlink()
     command = [sys.executable, "-m", "gnnpar", "train", *RUN, "shards=shards", "hydra.run.dir=run", "checkpoint.keep=0"]
     command = [o for o in command if not o.startswith(("world_size", "comm="))]
-    env = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
+    env = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0"}
+    env["MASTER_PORT"] = str(free_port())
     began = time.monotonic()
-    started = [
-        subprocess.Popen(
-            command, cwd=tmp_path / str(rank), env=env | {"RANK": str(rank)}, text=True, stderr=subprocess.PIPE
-        )
-        for rank in (0, 1)
-    ]
+    places = {str(rank): {"cwd": tmp_path / str(rank), "env": env | {"RANK": str(rank)}} for rank in (0, 1)}
+    started = [subprocess.Popen(command, **place, text=True, stderr=subprocess.PIPE) for place in places.values()]
     lines = [process.communicate(timeout=100)[1] for process in started]
     assert lines[0] == lines[1].replace("gnnpar: ", f"gnnpar: rank 1 on {socket.gethostname()}: ", 1)
     assert [line.count("\n") for line in lines] == [1, 1]
@@ -157,30 +155,28 @@ def test_joined_ranks_end_at_once_where_one_lacks_its_shards(tmp_path: Path, sha
     assert time.monotonic() - began < 60, "half of comm.connect_seconds"
 
 
-def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
-    for argv, said in (
-        (["dataset=sbm"], "out=FOLDER is given 0 times"),
-        (["dataset=sbm", f"out={tmp_path}"], "is there already; remove it"),
-        (["shards=x", "out=y"], "shards=x: gnnpar partition takes"),
-        (["dataset=folder", f"out={tmp_path / 'y'}"], r"dataset\.path is not set"),
-        (["dataset=sbm", "world_size=4000", f"out={tmp_path / 'y'}"], "cannot fill 4000 parts"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            partition(argv)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("dataset=sbm", "out=FOLDER is given 0 times"),
+        ("dataset=sbm out=.", "is there already; remove it, or name another folder"),
+        ("shards=x out=y", "shards=x: gnnpar partition takes"),
+        ("dataset=folder out=y", "dataset.path is not set"),
+        ("dataset=sbm world_size=4000 out=y", "cannot fill 4000 parts"),
+    ],
+)
+def test_command_that_cannot_partition_is_refused(refused: Refused, tmp_path: Path, arguments: str, said: str) -> None:
+    refused(said, "partition", *arguments.split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_part_is_for_the_single_device(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    out = tmp_path / "shards"
-    assert main.run("partition", [*GRAPH, "world_size=1", f"out={out}"]) == 0
-    assert "0.0% of the edges are cut, alpha 0.000" in capsys.readouterr().out
-    from_disk(tmp_path / "run", out, "strategy=single", "epochs=2")
+def test_one_part_is_for_the_single_device(run_here: Run, refused: Refused, tmp_path: Path) -> None:
+    done = run_here("partition", *GRAPH, "world_size=1", "out=shards")
+    assert "0.0% of the edges are cut, alpha 0.000" in done.stdout
+    from_disk(tmp_path / "run", tmp_path / "shards", "strategy=single", "epochs=2")
     assert train(tmp_path / "memory", "strategy=single", "epochs=2").exit_code == 0
     assert hashes(tmp_path / "run") == hashes(tmp_path / "memory")
-    assert main.run("partition", [*GRAPH, f"out={out}"]) == 2
-    assert capsys.readouterr().err == f"gnnpar: out={out} is there already; remove it, or name another folder\n"
-    assert main.run("plan", [f"shards={out}"]) == 2
-    assert "gnnpar plan reads the whole graph" in capsys.readouterr().err
+    refused("gnnpar plan reads the whole graph", "plan", "shards=shards")
 
 
 MEASURE = """
@@ -206,19 +202,11 @@ print(json.dumps([[each["ended"], each["peaks"], each["output"]] for each in tol
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_no_process_holds_what_would_be_the_whole_graph(tmp_path: Path) -> None:
+def test_no_process_holds_what_would_be_the_whole_graph(run_python: Run) -> None:
     """400 k nodes with 192 features and 3.5 M edges: 293 MiB and, as pairs of int64, 53 MiB. Counted is anonymous
     memory above that of the same command with a small graph; mapped files are not in it."""
     script = MEASURE.format(study=str(ROOT / "experiments"))
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=1100,
-        check=False,
-    )
+    done = run_python("-c", script, timeout=1100)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [each[0] for each in told] == [0] * 5, told
@@ -262,3 +250,49 @@ def test_a_pyg_model_says_that_shards_hold_other_edges(
         assert run_training(compose([*run, f"shards={folder}"]), tmp_path / f"run-{cut}").exit_code == 0
         line = "were cut with dataset.self_loops=true dataset.drop_duplicates=true; for the edges as PyG's own loop"
         assert (line in capsys.readouterr().err) == cut
+
+
+PNA_GRAPH = ("dataset.num_nodes=60", "dataset.avg_degree=6", "dataset.num_features=12", "dataset.self_loops=false")
+PNA_MODEL = ("model=pyg", "model.target=torch_geometric.nn.models.PNA", "model.kwargs.aggregators=[mean,max]")
+PNA_MODEL += ("model.kwargs.hidden_channels=4", "model.kwargs.num_layers=1")
+PNA_MODEL += ("model.kwargs.scalers=[amplification,linear]",)
+PNA_RUN = (*PNA_MODEL, *(o for o in RUN if not o.startswith("model")), "epochs=2", "checkpoint.every=2")
+
+
+@pytest.fixture(scope="module")
+def pna(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pna") / "run"
+    folder.mkdir()
+    assert run_training(compose([*PNA_GRAPH, *PNA_RUN]), folder).exit_code == 0
+    return folder
+
+
+def test_a_loaded_model_has_the_degrees_of_the_graph_it_was_trained_on(pna: Path) -> None:
+    dataset = compose([*PNA_GRAPH, *PNA_RUN]).load_dataset()
+    want = torch.bincount(degree(dataset.edge_index[1], dataset.num_nodes).long())
+    assert len(want) > 4
+    found = gnnpar.load(pna, trust=True).model
+    assert isinstance(found.config, PyG)
+    assert found.config.kwargs["deg"] == want.tolist()
+    kwargs = {"aggregators": ["mean", "max"], "scalers": ["amplification", "linear"], "deg": want}
+    theirs = PNA(12, 4, 1, found.out_dim, **kwargs)
+    for name, buffer in theirs.named_buffers():
+        assert torch.equal(found.get_buffer(f"net.{name}"), buffer)
+    theirs.load_state_dict({name.removeprefix("net."): value for name, value in found.state_dict().items()})
+
+
+def test_shards_give_the_degrees_of_all_parts(pna: Path, tmp_path: Path) -> None:
+    shards, there = tmp_path / "shards", tmp_path / "there"
+    assert partition([*PNA_GRAPH, *PNA_MODEL, "world_size=2", f"out={shards}"]) == 0
+    there.mkdir()
+    assert run_training(compose([*PNA_RUN, f"shards={shards}", "model.self_loops=false"]), there).exit_code == 0
+    assert [row["loss/train"] for row in rows(there)] == [row["loss/train"] for row in rows(pna)]
+    assert last(there).manifest["run"]["degrees"] == last(pna).manifest["run"]["degrees"]
+
+
+def test_own_histogram_is_taken_and_a_missing_one_refused() -> None:
+    kwargs = {"hidden_channels": 4, "num_layers": 1, "aggregators": ["mean"], "scalers": ["linear"]}
+    own = PyG(target="torch_geometric.nn.models.PNA", kwargs={**kwargs, "deg": [0, 0, 5]})
+    assert float(own.build(6, 3, seed=0).get_buffer("net.convs.0.aggr_module.avg_deg_lin")) == 2.0
+    with pytest.raises(ValueError, match="needs deg, and in-degrees were not counted"):
+        PyG(target="torch_geometric.nn.models.PNA", kwargs=kwargs).on(EdgeSizes())

@@ -1,10 +1,8 @@
 """gnnpar.load: the trained module of a run predicts what the run evaluated, on whatever graph it is given."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,13 +10,15 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
 
 import gnnpar
-from checkpoints import damage, last, rows, train
+from checkpoints import SMALL, damage, last, rows, train
 from gnnpar.cli.main import run
 from gnnpar.cli.train import run_training
 from gnnpar.comm.world import restored_torch_settings
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
+from one_layer import NET
 
+GRAPH = [option for option in SMALL if option.startswith("dataset.")]
 CSR: Any = torch.sparse_csr  # PyG's own annotation of a layout says int
 
 
@@ -38,8 +38,7 @@ def accuracy(logits: torch.Tensor, dataset: Dataset, mask: torch.Tensor) -> floa
 def test_the_loaded_module_predicts_what_was_evaluated(tmp_path: Path, model: str) -> None:
     common = ("strategy=graph_parallel", f"model={model}", "epochs=8", "optim.lr=0.2", "checkpoint.every=2")
     assert train(tmp_path, *common).exit_code == 0
-    settings = compose([f"model={model}", "dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12"])
-    dataset = settings.dataset.load(Path(), 0)
+    dataset = compose(GRAPH).load_dataset()
     evaluated = {row["epoch"] + 1: row for row in rows(tmp_path) if "metric/val" in row}
     for which in ("best", "last"):
         found = gnnpar.load(tmp_path, which=which)
@@ -53,9 +52,8 @@ def test_the_loaded_module_predicts_what_was_evaluated(tmp_path: Path, model: st
         told = evaluated[found.epoch]
         assert found.val == told["metric/val"]
         for split in ("train", "val", "test"):
-            assert accuracy(logits, dataset, getattr(dataset, f"{split}_mask")) == pytest.approx(
-                told[f"metric/{split}"]
-            )
+            reached = accuracy(logits, dataset, getattr(dataset, f"{split}_mask"))
+            assert reached == pytest.approx(told[f"metric/{split}"])
     assert found.epoch == 8
     assert max(row["metric/val"] for row in evaluated.values()) == gnnpar.load(tmp_path).val
     assert found.settings.model == compose([f"model={model}", "model.hidden=8"]).model
@@ -65,46 +63,48 @@ def test_the_loaded_module_predicts_what_was_evaluated(tmp_path: Path, model: st
     assert all(p.grad is not None for p in found.parameters())
 
 
-def test_input_that_does_not_fit_is_one_line(tmp_path: Path, capsys) -> None:
+X, EDGE = torch.zeros(5, 12), torch.tensor([[0], [1]])
+
+
+@pytest.fixture(scope="module")
+def loaded(trained_once: Path) -> Any:
+    return gnnpar.load(trained_once)
+
+
+@pytest.mark.parametrize(
+    ("x", "edges", "line"),
+    [
+        (X[:, :3], EDGE[:, :0], r"x is \(5, 3\), but the model was trained on 12 features a node"),
+        (X, torch.tensor([[0], [7]]), r"1 of 1 edges point outside nodes 0\.\.4"),
+        (X.to(torch.complex64), EDGE, "^dataset given: features are torch.complex64; store real numbers"),
+        (X / 0, EDGE, "^dataset given: features hold 60 NaN"),
+        (X.numpy(), EDGE, "^dataset given: features must be a dense torch tensor, not ndarray"),
+        (
+            X.to_sparse(),
+            EDGE,
+            "^dataset given: features must be a dense torch tensor, not one of layout torch.sparse_c",
+        ),
+        (X, EDGE.bool(), "^dataset given: edge_index is torch.bool; node ids must be integers"),
+        (X, EDGE.float(), "^dataset given: edge_index is torch.float32; node ids must be integers"),
+        (X, EDGE.repeat(2, 1)[:3], r"^dataset given: edge_index must have shape \[2, edges\], got \[3, 1\]"),
+    ],
+)
+def test_input_that_does_not_fit_is_one_line(loaded: Any, x: Any, edges: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        loaded(x, edges)
+
+
+def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path, "strategy=single", "epochs=4", "checkpoint.every=2").exit_code == 0
-    found = gnnpar.load(tmp_path / "checkpoint" / "epoch-000002")
-    assert (found.epoch, gnnpar.load(tmp_path, which="last").epoch) == (2, 4)
-    with pytest.raises(ValueError, match=r"x is \(5, 3\), but the model was trained on 12 features a node"):
-        found(torch.zeros(5, 3), torch.zeros(2, 0, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"1 of 1 edges point outside nodes 0\.\.4"):
-        found(torch.zeros(5, 12), torch.tensor([[0], [7]]))
-    x, edges = torch.zeros(5, 12), torch.tensor([[0], [1]])
-    wrong: list[tuple[Any, Any, str]] = [
-        (x.to(torch.complex64), edges, "features are torch.complex64; store real numbers"),
-        (x / 0, edges, "features hold 60 NaN"),
-        (x.numpy(), edges, "features must be a dense torch tensor, not ndarray"),
-        (x.to_sparse(), edges, "features must be a dense torch tensor, not one of layout torch.sparse_coo"),
-        (x, edges.bool(), "edge_index is torch.bool; node ids must be integers"),
-        (x, edges.float(), "edge_index is torch.float32; node ids must be integers"),
-        (x, edges.repeat(2, 1)[:3], r"edge_index must have shape \[2, edges\], got \[3, 1\]"),
-    ]
-    for features, index, line in wrong:
-        with pytest.raises(ValueError, match=f"^dataset given: {line}"):
-            found(features, index)
+    assert gnnpar.load(tmp_path / "checkpoint" / "epoch-000002").epoch == 2
+    assert gnnpar.load(tmp_path, which="last").epoch == 4
     with pytest.raises(ValueError, match="has no good checkpoint"):
         gnnpar.load(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="which='bset' is neither 'best' nor 'last'"):
+        gnnpar.load(tmp_path, which=cast("Any", "bset"))
     damage(last(tmp_path).folder / "rank-0.pt")
     assert gnnpar.load(tmp_path, which="last").epoch == 2
     assert "epoch-000004 is no good checkpoint" in capsys.readouterr().err
-
-
-OWN_NET = """
-import torch
-from torch_geometric.nn import GCNConv
-
-class Net(torch.nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.conv = GCNConv(in_channels, out_channels)
-
-    def forward(self, x, edge_index):
-        return self.conv(x, edge_index)
-"""
 
 
 def test_the_best_epoch_is_kept_without_a_setting(tmp_path: Path) -> None:
@@ -115,8 +115,7 @@ def test_the_best_epoch_is_kept_without_a_setting(tmp_path: Path) -> None:
     assert best < 12 and gnnpar.load(tmp_path, which="last").epoch == 12
     found = gnnpar.load(tmp_path)
     assert (found.epoch, found.val) == (best, evaluated[best]["metric/val"])
-    settings = compose(["dataset.num_nodes=200", "dataset.avg_degree=6", "dataset.num_features=12"])
-    dataset = settings.dataset.load(Path(), 0)
+    dataset = compose(GRAPH).load_dataset()
     with torch.no_grad():
         logits = found(dataset.x, dataset.edge_index, prepared=True)
     assert accuracy(logits, dataset, dataset.test_mask) == pytest.approx(evaluated[best]["metric/test"])
@@ -128,7 +127,7 @@ def test_the_users_own_class_needs_no_trust_where_the_user_has_trained_with_it(
     """Elsewhere, or for a user who has not, the file alone names it."""
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "own_net_of_mine.py").write_text(OWN_NET)
+        (tmp_path / folder / "own_net_of_mine.py").write_text(NET)
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -146,12 +145,11 @@ def test_the_users_own_class_needs_no_trust_where_the_user_has_trained_with_it(
         gnnpar.load(run)
 
 
-def test_loaded_model_does_not_depend_on_the_default_dtype(tmp_path: Path) -> None:
-    train(tmp_path / "run", "epochs=1")
+def test_loaded_model_does_not_depend_on_the_default_dtype(trained_once: Path) -> None:
     with restored_torch_settings():
         torch.set_default_dtype(torch.bfloat16)
         with torch.inference_mode():
-            model = gnnpar.load(tmp_path / "run")
+            model = gnnpar.load(trained_once)
         assert torch.get_default_dtype() == torch.bfloat16
     assert {each.dtype for each in model.parameters()} == {torch.float32}
     assert not any(each.is_inference() for each in model.parameters())
