@@ -17,7 +17,7 @@ from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.partition.partition import Random
 from gnnpar.partition.shard import partition_statistics
-from gnnpar.planner.planner import Request
+from gnnpar.planner.planner import Evaluated, Request
 from gnnpar.planner.search.named import run
 from gnnpar.pricing.candidate import Candidate, Scope
 from gnnpar.pricing.fabric import Device, Fabric, Wire, build
