@@ -6,6 +6,7 @@ evaluation is exact. In GAT the zero row still takes part in the softmax.
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pymetis
 import torch
@@ -13,6 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnpar.data import Dataset
+
+
+class _SymmetricSum(torch.autograd.Function):
+    """Sum over neighbours of an undirected graph, so the gradient is the same sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
+        ctx.save_for_backward(indices, indptr)
+        return F.embedding_bag(indices, x, indptr, mode="sum", include_last_offset=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        indices, indptr = ctx.saved_tensors
+        total = F.embedding_bag(indices, grads[0].contiguous(), indptr, mode="sum", include_last_offset=True)
+        return total, None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +43,7 @@ class Cut:
     def of(cls, data: Dataset, parts: int) -> "Cut":
         src, dst = data.edge_index
         kept = src != dst
-        indptr = torch.cat([torch.zeros(1, dtype=torch.int64), dst[kept].bincount(minlength=data.num_nodes).cumsum(0)])
+        indptr = _indptr(dst[kept], data.num_nodes)
         graph = pymetis.CSRAdjacency(indptr.numpy(), src[kept].numpy())
         _, membership = pymetis.part_graph(parts, graph, recursive=False)
         part = torch.tensor(membership)
@@ -40,12 +56,14 @@ class Cut:
         rows = self.part[dst[self.crossing]] * self.data.num_nodes + src[self.crossing]
         return len(torch.unique(rows)) / self.data.num_nodes
 
-    def matrix(self, kind: str, *, silenced: bool) -> Tensor:
-        """[N, N] weights of gcn or of the mean of sage, by rows."""
-        (src, dst), degree = self.data.edge_index, self.data.in_degree.float()
-        weight = (degree[src] * degree[dst]).rsqrt() if kind == "gcn" else 1 / degree[dst]
-        heard = weight * ~self.crossing if silenced else weight
-        return torch.sparse_coo_tensor(torch.stack([dst, src]), heard, 2 * [self.data.num_nodes]).to_sparse_csr()
+    def csr(self, *, silenced: bool) -> tuple[Tensor, Tensor]:
+        src, dst = self.data.edge_index
+        kept = ~self.crossing if silenced else torch.ones_like(self.crossing)
+        return src[kept].contiguous(), _indptr(dst[kept], self.data.num_nodes)
+
+
+def _indptr(dst: Tensor, num_nodes: int) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(dst, minlength=num_nodes).cumsum(0)])
 
 
 class Model(nn.Module):
@@ -59,16 +77,17 @@ class Model(nn.Module):
         self.own = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
         shapes = [(2, h, b // h) for h, b in zip(self.heads, widths[1:], strict=True)]
         self.scores = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(shape)) for shape in shapes)
-        self.sums = {silenced: cut.matrix(kind, silenced=silenced) for silenced in (False, True)}
+        self.degree = cut.data.in_degree.float()[:, None]
+        self.graphs = {silenced: cut.csr(silenced=silenced) for silenced in (False, True)}
 
     def forward(self, *, silenced: bool) -> Tensor:
         x = self.cut.data.x
         for layer, linear in enumerate(self.linear):
             z = linear(x)
             if self.kind == "gcn":
-                z = self.sums[silenced] @ z
+                z = self.degree.rsqrt() * _SymmetricSum.apply(self.degree.rsqrt() * z, *self.graphs[silenced])
             elif self.kind == "sage":
-                z = self.sums[silenced] @ z + self.own[layer](x)
+                z = _SymmetricSum.apply(z, *self.graphs[silenced]) / self.degree + self.own[layer](x)
             elif self.kind == "gat":
                 z = self._attend(z, layer, silenced=silenced)
             x = F.dropout(F.relu(z), 0.5, self.training) if layer == 0 else z
