@@ -184,17 +184,17 @@ def test_printed_commands_quote_folder_names() -> None:
 
 TRAIN, CHECK = "train comm=threads world_size=2 epochs=1", "check --worlds=2 model=gcn"
 CAPABLE = "Capabilities(cached_first_layer=False)"
-EXACT_LIMIT = "    def exact_limit(self):\n        return self\n\n    def describe("
+EXACT_LIMIT = "    def exact_limit(self):\n        return self\n\n    def build("
 
 
 @pytest.mark.parametrize(
     ("name", "before", "after", "command", "line"),
     [
-        ("lacks_a", "def describe", "def told", TRAIN, "strategy=lacks_a: lacks_a.LacksA has no describe"),
-        ("lacks_b", "def describe", "def told", CHECK, "strategy=lacks_b: lacks_b.LacksB has no describe"),
-        ("lacks_c", "def describe", "def told", "estimate", "strategy=lacks_c: lacks_c.LacksC has no describe"),
+        ("lacks_a", "def build", "def told", TRAIN, "strategy=lacks_a: lacks_a.LacksA has no build"),
+        ("lacks_b", "def build", "def told", CHECK, "strategy=lacks_b: lacks_b.LacksB has no build"),
+        ("lacks_c", "def build", "def told", "estimate", "strategy=lacks_c: lacks_c.LacksC has no build"),
         ("unknown", CAPABLE, "Capabilities(max_rank=2)", TRAIN, "unexpected keyword argument 'max_rank'"),
-        ("inexact", "    def describe(", EXACT_LIMIT, f"{CHECK} codec=bf16", "exact_limit() of Inexact is rounded"),
+        ("inexact", "    def build(", EXACT_LIMIT, f"{CHECK} codec=bf16", "exact_limit() of Inexact is rounded"),
     ],
 )
 def test_own_strategy_that_is_none_is_refused_at_start_up(
