@@ -513,7 +513,7 @@ class PyGNet(GNN):
         convs = self.convs
         with ExitStack() as stack:
             stack.enter_context(mixed(x))
-            stack.enter_context(substituted(self.net, g, len(x), layout, rows, after))
+            stack.enter_context(substituted(self.net, g, x.shape[0], layout, rows, after))
             for i, (name, lowering) in enumerate(self.lowerings.items()):
                 if layer not in (None, i):
                     continue
