@@ -103,7 +103,7 @@ CASES = dict((*models(), *strategies(), *layers()))
 SLOW = {f"norms under {preset}" for preset in PRESETS}
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(22)
 @pytest.mark.parametrize(
     ("strategy", "config", "worlds", "more"),
     [pytest.param(*case, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, case in CASES.items()],

@@ -135,7 +135,7 @@ def test_single_device_trains_what_pyg_trains(name):
     assert REFUSED.get(name, "") in found.why
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("name", "place"), [(name, PLACES[i % 4]) for i, name in enumerate(EVERY)])
 def test_ranks_train_what_pyg_trains_or_refuse_it(name, place):
     found = _judged(name, *place)

@@ -159,7 +159,7 @@ def id_of(value: Any) -> str:
     return "-".join([str(value.target).rpartition(".")[2], *map(str, value.kwargs.values()), str(value.self_loops)])
 
 
-@pytest.mark.quick(38)
+@pytest.mark.quick(26)
 @pytest.mark.parametrize(("strategy", "config", "worlds"), CASES, ids=id_of)
 def test_models_of_pyg_equal_pyg_and_the_single_device(strategy: str, config: PyG, worlds: tuple[int, ...]) -> None:
     """In the exact limit, and where there is an oracle, that. With one chunk, or all neighbours."""

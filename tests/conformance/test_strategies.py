@@ -50,7 +50,7 @@ def strategies_worlds_and_models():
                 yield pytest.param(strategy, worlds, model, marks=marks, id=f"{strategy}-{model}-{worlds}")
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(22)
 @pytest.mark.parametrize(("strategy", "worlds", "model"), strategies_worlds_and_models())
 def test_exact_limit_equals_the_single_device_and_the_configured_strategy_its_oracle(strategy, worlds, model):
     config = configured("strategy", strategy)

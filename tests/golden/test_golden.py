@@ -18,6 +18,7 @@ def cases():
         yield pytest.param(strategy, case, marks=pytest.mark.slow if slow else (), id=f"{strategy}-{case}")
 
 
+@pytest.mark.quick(60)
 @pytest.mark.parametrize(("strategy", "case"), cases())
 def test_losses_are_as_recorded(strategy, case):
     found = losses(strategy, case)
