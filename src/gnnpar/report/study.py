@@ -190,8 +190,9 @@ def _draw_panel(axis: Axes, study: Study, about: Figure, runs: Runs, panel: Mapp
             if isinstance(value, Samples) and (estimate := value.estimate()) is not None:
                 found[x + width * i * (about.kind == "bar")] = estimate
         y = [each.value for each in found.values()]
-        spread = [[each.value - each.low, each.high - each.value] for each in found.values()]
-        whole = None if any(math.isnan(below) for below, _ in spread) else [*zip(*spread, strict=True)]
+        below = [each.value - each.low for each in found.values()]
+        above = [each.high - each.value for each in found.values()]
+        whole = [below, above] if y and not any(map(math.isnan, below)) else None
         colour, form = about.styles.get(line, [f"C{i}", "o-"])
         if about.kind == "bar":
             axis.bar(list(found), y, width, yerr=whole, color=colour, label=line)
