@@ -306,12 +306,16 @@ class SimulatedGpu:
             frame, frames = sys._getframe(1), []
             while frame is not None:
                 ours = frame.f_code.co_filename.startswith(_SOURCES)
-                if ours and frame.f_code.co_name != "__torch_function__":  # hands on what another line asks for
+                if ours and frame.f_code.co_name not in _HANDS_ON:
                     file = frame.f_code.co_filename.removeprefix(_ROOT).partition("/")[2]
                     frames.append((file, frame.f_code.co_qualname, frame.f_lineno))
                 frame = frame.f_back
             file, function, line = frames[0] if frames else ("a test", "", 0)
             self.events.append(Event(kind, file, function, line, frozenset(each[0] for each in frames)))
+
+
+_HANDS_ON = ("__torch_function__", "called")
+"""Functions that run what another line asks for: of marked tensors, and of the context that keys dropout."""
 
 
 class _World(ThreadWorld):

@@ -204,6 +204,7 @@ def by_ends() -> torch.Tensor:
 
 
 NET = """
+from torch import nn
 from torch_geometric.nn import GINEConv
 
 class Net(nn.Module):

@@ -346,7 +346,7 @@ class FlatEngine(Engine):
         """
         parameters = list(self._trained.values())
         gradients = (None,) * len(parameters)
-        if loss is not None:
+        if loss is not None and parameters:
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         parts = [summand(g, p) for p, g in zip(parameters, gradients, strict=True)]
         if self._shard.learned is not None:
