@@ -24,7 +24,7 @@ help:
 	@echo "                    11.5 hours, the last 5.5 of a quiet machine; goes on where it was stopped"
 	@echo "                    (QUICK=1: a rehearsal of ten minutes in outputs/compare-quick; STUDIES='speed cora': these of compare_all alone)"
 	@echo "make studies        all other studies, in outputs/studies, likewise; experiments/study.py all rest --list says how long each takes"
-	@echo "make test           the test suite, some cases of long tests, seven minutes; no network, no GPU, no data"
+	@echo "make test           the test suite, some cases of long tests, six minutes; no network, no GPU, no data"
 	@echo "make test-kernels   the kernels, a package of its own: specification, CPU and Triton bodies, the latter interpreted"
 	@echo "make test-documents README, tutorials, examples and site hold what they say; the wheel trains"
 	@echo "make test-studies   tables and figures of experiments are rebuilt from their raw lines"
