@@ -31,7 +31,7 @@ CHANGED = re.compile(rb'"commit": "[0-9a-f]+\+"')  # as runs write it that are n
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a study: raw lines by name, and the figure. smoke: those of a rehearsal."""
+    """The files of a study: raw lines by name, and the figure. smoke: use the files of a reduced run."""
 
     folder: Path
     figure: Path = Path("figure.svg")

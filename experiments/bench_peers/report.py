@@ -100,7 +100,7 @@ def growth(found: dict[str, Cell]) -> str:
 
 
 def report(files: Files) -> None:
-    """Print the tables; in the folder of the committed lines also those of other goes."""
+    """Print the tables. The committed folder has two more sets of lines: before ADR 52, and compiled PyG."""
     found, before, later = (cells(files.read(name)) for name in ("results", "before", "compiled"))
     print(f"### a peer's epoch over ours, in the same round\n\n{ratios(found)}")
     if before:

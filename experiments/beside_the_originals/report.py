@@ -1,4 +1,4 @@
-"""Losses of ours beside those of the public code: table and figure."""
+"""Compare the losses of gnnpar with those of the public code: table and figure."""
 
 import statistics
 from collections.abc import Mapping, Sequence

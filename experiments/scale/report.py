@@ -127,7 +127,7 @@ def draw_memory(found: Lines, files: Files) -> None:
 
 
 def before(files: Files, _: object) -> str:
-    """Return the tables of memory and on paper, and draw the figure; those of times are in the study files."""
+    """Return the tables of measured and computed memory, and draw the figure. Study files have the tables of times."""
     shown = {}
     if found := by_key(files.read("memory")):
         shown["Peak memory of the fullest rank in an epoch, MiB"] = memory(found)

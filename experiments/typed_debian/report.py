@@ -1,4 +1,4 @@
-"""Losses on any number of ranks beside those of one, and what inexact strategies cost.
+"""Compare losses on several ranks with those on one, and show the cost of inexact strategies.
 
 Differences are paired by seed with exact training; "late gain": the points by which the last fifth of the epochs raises
 the best validation.

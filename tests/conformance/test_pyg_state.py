@@ -122,6 +122,7 @@ STEPS = {
     "clamped detached": (clamped_detached, lambda: nn.Linear(8, 8)),
     "attention dropout": (attended, lambda: nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)),
     "python noise": (lambda net, h: h if random.random() < 0.01 else h.tanh(), None),
+    "moved rows": (lambda net, h: h + h.unfold(0, len(h), 1).mean(-1), None),
     "norm of chosen rows": (chosen_rows, lambda: nn.BatchNorm1d(8)),
     "noise beside sampling": (lambda net, h: h if random.random() < 0.01 else h.tanh(), lambda: SuperGATConv(8, 8)),
 }
@@ -242,6 +243,7 @@ NOISE = "its noise is not keyed"
         ("reshaped rows", "graph_parallel", 2, "cannot run on a graph of another size"),
         ("attention of edges", "graph_parallel", 2, ""),
         ("attention of edges", "gnnpipe", 1, "does not have one row per node"),
+        ("moved rows", "graph_parallel", 3, "unfold of the model gives [1, 8, 8]"),  # each rank has 8 rows of 8 columns
         ("norm of chosen rows", "single", 1, ""),
         ("norm of chosen rows", "graph_parallel", 3, "batch norm of chosen rows"),
         ("weights", "single", 1, "the model writes into edge_weight (clamp); write into a copy"),

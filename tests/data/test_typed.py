@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from gnnpar.config.compose import compose
 from gnnpar.data.typed import TypedSBM, generate
+
+
+def test_debian_adds_no_self_loops_which_have_no_type() -> None:
+    assert compose(["dataset=debian", "model=rgcn"]).resolved["dataset"]["self_loops"] is False
 
 
 def test_edges_of_two_types_between_two_nodes_are_two_edges() -> None:

@@ -11,6 +11,7 @@ drawn anew in every epoch, as PyG's RandomNodeLoader draws it. Specification: do
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,7 +44,7 @@ class Shared(NamedTuple):
 
 
 @dataclass(eq=False)
-class Batches:
+class Batches(ABC):
     """This rank's subgraph of every step. Picklable. Subclasses are the samplers of `Minibatch`. `drawn_by`: the
     package that draws."""
 
@@ -56,35 +57,35 @@ class Batches:
         self.graph = replace(self.graph, x=self.graph.x[:0].cpu(), y=self.graph.y[:0].cpu())
 
     @staticmethod
+    @abstractmethod
     def of(config: Minibatch, graph: Replica, hops: Hops, shared: Shared, comm: Communicator | None) -> Batches:
         """Return a rank's batches. `comm`: its rank 0 estimates probabilities for all ranks; None: this rank does."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def whole(config: Minibatch) -> bool:
         """Return True if a step trains on the full graph."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def check(config: Minibatch, num_ranks: int, num_layers: int) -> None:
         """Raise ValueError if a step is too small for the ranks, or the model has too few layers."""
-        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of tables held in addition to the graph."""
         return 0
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of steps of an epoch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size(self, at: At) -> int:
         """Return the divisor of a step's loss, which is summed over its training nodes of all ranks."""
-        raise NotImplementedError
 
-    def __getitem__(self, at: At) -> Subgraph:
-        raise NotImplementedError
+    @abstractmethod
+    def __getitem__(self, at: At) -> Subgraph: ...
 
 
 @dataclass(eq=False)
