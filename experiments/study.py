@@ -328,6 +328,8 @@ def call(what: str, name: str, words: Sequence[str] = ()) -> None:
     function = mine[what] if what in mine else functools.partial(of_files, mine, parts(folder))
     given = options(function, words, folder="", figure="", smoke=False)
     lines = Path(given.pop("folder") or folder)
+    if what == "run":
+        lines.mkdir(parents=True, exist_ok=True)
     files = Files(lines, Path(given.pop("figure") or lines / "figure.svg"), given.pop("smoke"))
     function(files, *given.pop("names", ()), **given)
 

@@ -128,7 +128,7 @@ def layer_race(
 
 
 def relational_layer(dataset: Dataset) -> Race:
-    ours = construct(lambda: RGCNConv(NARROW, NARROW, relations=RELATIONS, bases=None, blocks=None), 0)
+    ours = construct(lambda: RGCNConv(RGCN(num_relations=RELATIONS), NARROW, NARROW), 0)
     theirs = {kind.__name__: kind(NARROW, NARROW, RELATIONS) for kind in (pyg.RGCNConv, pyg.FastRGCNConv)}
     with torch.no_grad():
         for layer in theirs.values():
