@@ -1,72 +1,51 @@
 """Predicted and measured, configuration by configuration; shared with planner_choice."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any  # of JSON
 
 import records
 import reports
 
-
-@dataclass(frozen=True)
-class Pair:
-    """One configuration. Seconds an epoch (the geometric mean over launches), bytes of the largest rank."""
-
-    said: dict[str, Any]
-    launches: tuple[float, ...]
-    peak_bytes: float | None
-
-    @property
-    def family(self) -> str:
-        return self.said["family"]
-
-    @property
-    def label(self) -> str:
-        return self.said["label"]
-
-    @property
-    def predicted(self) -> float:
-        return self.said["epoch_seconds"]
-
-    @property
-    def measured(self) -> float:
-        return statistics.median(self.launches)
-
-    @property
-    def error(self) -> float:
-        """Signed and relative to what was measured."""
-        return self.predicted / self.measured - 1
-
-    @property
-    def predicted_bytes(self) -> float:
-        return max(self.said["peak_bytes"])
-
-    @property
-    def spread(self) -> float | None:
-        """Of two launches or more: the largest over the smallest, less one."""
-        return max(self.launches) / min(self.launches) - 1 if len(self.launches) > 1 else None
+KEYS = ("graph", "model", "ranks", "link")
+Pairs = Sequence[dict[str, Any]]
 
 
-def read(predictions: Path, results: Path, epoch: str = "median") -> list[Pair]:
-    """Of configurations that were launched, in the order of the list. `epoch`: of a launch, its median or its mean."""
-    launches, peaks = defaultdict(list), defaultdict(list)
-    for row in records.read(results):
-        result = row["result"]
-        launches[row["job"]].append(result["epoch_seconds"][epoch])
-        peak = result.get("peak_bytes") or result["memory_bytes"]["peak"]  # KEPT of the committed lines
-        if all(peak or [None]):
-            peaks[row["job"]].append(max(peak))
-    said = [row for row in records.read(predictions) if row["job"] in launches]
-    return [Pair(s, tuple(launches[s["job"]]), max(peaks[s["job"]], default=None)) for s in said]
+def read(predictions: Path, results: Path, epoch: str = "median") -> Pairs:
+    """Return the predictions of configurations that were launched, each with what was measured.
+
+    launches: seconds an epoch of each, its median or its mean (`epoch`). measured: their median. ratio: predicted over
+    measured. bytes, predicted_bytes: of the largest rank, or None.
+    """
+    runs, pairs = reports.by(records.read(results), lambda row: row["job"]), []
+    for said in (row for row in records.read(predictions) if row["job"] in runs):
+        told = [row["result"] for row in runs[said["job"]]]
+        peaks = [
+            each.get("peak_bytes") or each["memory_bytes"]["peak"] for each in told
+        ]  # the first of committed lines
+        launches = [each["epoch_seconds"][epoch] for each in told]
+        measured = {"launches": launches, "measured": statistics.median(launches)}
+        measured["ratio"] = said["epoch_seconds"] / measured["measured"]
+        measured["bytes"] = max((max(peak) for peak in peaks if all(peak or [None])), default=None)
+        pairs.append({**said, **measured, "predicted_bytes": max(said["peak_bytes"])})
+    return pairs
 
 
-def by(pairs: Sequence[Pair], *keys: str) -> dict[tuple[Any, ...], list[Pair]]:
-    return reports.by(pairs, lambda pair: tuple(pair.said[key] for key in keys))
+def by(pairs: Pairs, *keys: str) -> dict[tuple[Any, ...], Pairs]:
+    return reports.by(pairs, lambda pair: tuple(pair[key] for key in keys))
 
 
-def median_error(pairs: Sequence[Pair], *, factor: float = 1.0) -> float:
-    """Of predictions times a factor."""
-    return statistics.median(abs(factor * p.predicted / p.measured - 1) for p in pairs)
+def spread(pair: dict[str, Any]) -> float:
+    """Return the longest launch over the shortest, less one."""
+    return max(pair["launches"]) / min(pair["launches"]) - 1
+
+
+def ratio(pairs: Pairs) -> float:
+    """Return the geometric mean of predicted over measured."""
+    return statistics.geometric_mean(pair["ratio"] for pair in pairs)
+
+
+def median_error(pairs: Pairs, *, factor: float = 1.0) -> float:
+    """Return the median error of predictions times a factor."""
+    return statistics.median(abs(factor * pair["ratio"] - 1) for pair in pairs)

@@ -1,72 +1,73 @@
-"""What each rule chooses among measured configurations, and what that costs."""
+"""Rules, and what each chooses among measured configurations."""
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any  # of JSON
 
-from planner_accuracy.pairs import Pair, by
+from planner_accuracy.pairs import KEYS, Pairs, by
 
-ALLOWED = {"exact": {"exact"}, "all classes": {"exact", "rounded", "quantized", "stale"}}
-ALWAYS = "graph_parallel"  # full precision, overlapped
-Rule = Callable[[Sequence[Pair]], Pair]
+ALL = {"exact": {"exact"}, "all classes": {"exact", "rounded", "quantized", "stale"}}
+SINGLE = "single, 2 threads"
+Pair = dict[str, Any]
+Rule = Callable[[Pairs], Pair]
 
 
-def planner(pairs: Sequence[Pair]) -> Pair:
+def planner(pairs: Pairs) -> Pair:
     """The least predicted, as the planner chooses where predictions are equal."""
-    return min(pairs, key=lambda p: (p.predicted, p.label))
+    return min(pairs, key=lambda p: (p["epoch_seconds"], p["label"]))
 
 
-def depth_rule(pairs: Sequence[Pair]) -> Pair:
+def depth_rule(pairs: Pairs) -> Pair:
     """L alpha > W: the pipeline with the most chunks there is, else graph parallelism (specification 8.1)."""
-    said = always(pairs).said
-    pipelines = [p for p in pairs if p.family == "gnnpipe"]
-    if pipelines and said["layers"] * said["alpha"] > said["ranks"]:
-        return max(pipelines, key=lambda p: p.label)
-    return always(pairs)
+    flat, pipelines = always(pairs), [p for p in pairs if p["family"] == "gnnpipe"]
+    deep = pipelines and flat["layers"] * flat["alpha"] > flat["ranks"]
+    return max(pipelines, key=lambda p: p["label"]) if deep else flat
 
 
-def always(pairs: Sequence[Pair]) -> Pair:
-    return next(p for p in pairs if p.label == ALWAYS)
+def always(pairs: Pairs) -> Pair:
+    """Full precision, overlapped."""
+    return next(p for p in pairs if p["label"] == "graph_parallel")
+
+
+def twelve_layers(pairs: Pairs) -> Pair:
+    """The rule of one line that did as well as the planner before: a pipeline of one chunk for 12 layers or more."""
+    found = [p for p in pairs if p["label"] == "gnnpipe 2 stages, 1 chunk" and p["layers"] >= 12]
+    return found[0] if found else always(pairs)
+
+
+def one_device(pairs: Pairs) -> Pair:
+    return next(p for p in pairs if p["family"] == "single")
 
 
 RULES: Mapping[str, Rule] = {"planner": planner, "always graph_parallel": always, "depth rule": depth_rule}
-
-
-def random_mean(pairs: Sequence[Pair]) -> float:
-    """Mean regret of a choice at random."""
-    best = min(p.measured for p in pairs)
-    return statistics.fmean(p.measured / best - 1 for p in pairs)
+POOL_RULES: Mapping[str, Rule] = {**RULES, "12 layers": twelve_layers, SINGLE: one_device}
+POOL_KEYS = ("graph", "model", "link")
+POOL_CLASSES = {"exact": {"exact"}, "all but sampled": ALL["all classes"], "all": {*ALL["all classes"], "sampled"}}
 
 
 def choices(
-    pairs: Sequence[Pair],
-    *,
-    keys: Sequence[str] = ("graph", "model", "ranks", "link"),
-    classes: Mapping[str, Collection[str]] = ALLOWED,
+    pairs: Pairs,
+    keys: Sequence[str] = KEYS,
+    classes: Mapping[str, Collection[str]] = ALL,
     rules: Mapping[str, Rule] = RULES,
 ) -> Iterable[dict[str, Any]]:
-    """A line a cell, which has these keys, and a set of classes."""
+    """Yield for each cell, which has these keys, and each set of classes what every rule chooses, in seconds measured.
+    regret: over the best one, less one."""
     for values, cell in by(pairs, *keys).items():
         for name, allowed in classes.items():
-            mine = within(cell, allowed)
-            if len(mine) > 1:
-                yield {**dict(zip(keys, values, strict=True)), "allowed": name, **choose(mine, rules)}
-
-
-def within(pairs: Sequence[Pair], allowed: Collection[str]) -> list[Pair]:
-    return [p for p in pairs if set(p.said["quality"]) <= set(allowed)]
-
-
-def choose(pairs: Sequence[Pair], rules: Mapping[str, Rule]) -> dict[str, Any]:
-    """What each rule chooses, in seconds measured. `regret`: over the best one, less one."""
-    best = min(pairs, key=lambda p: p.measured)
-    chosen = {name: rule(pairs) for name, rule in rules.items()}
-    return {
-        "candidates": len(pairs),
-        "best": best.label,
-        "best_seconds": best.measured,
-        "chosen": {rule: p.label for rule, p in chosen.items()},
-        "regret": {rule: p.measured / best.measured - 1 for rule, p in chosen.items()} | {"random": random_mean(pairs)},
-        "speedup": always(pairs).measured / chosen["planner"].measured,
-        "possible": always(pairs).measured / best.measured,
-    }
+            if len(mine := [p for p in cell if set(p["quality"]) <= set(allowed)]) < 2:
+                continue
+            best, chosen = min(mine, key=lambda p: p["measured"]), {name: rule(mine) for name, rule in rules.items()}
+            regret = {rule: p["measured"] / best["measured"] - 1 for rule, p in chosen.items()}
+            regret["random"] = statistics.fmean(p["measured"] / best["measured"] - 1 for p in mine)
+            yield {
+                **dict(zip(keys, values, strict=True)),
+                "allowed": name,
+                "candidates": len(mine),
+                "best": best["label"],
+                "best_seconds": best["measured"],
+                "chosen": {rule: p["label"] for rule, p in chosen.items()},
+                "regret": regret,
+                "speedup": always(mine)["measured"] / chosen["planner"]["measured"],
+                "possible": always(mine)["measured"] / best["measured"],
+            }
