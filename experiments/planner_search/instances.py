@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gnnpar.models.gat import GAT
 from gnnpar.models.gatv2 import GATv2
@@ -33,6 +32,26 @@ from gnnpar.pricing.topology import Machines
 
 FAMILIES = ("random", "community", "mesh")
 _QUANTILES = 32
+Split = Literal["train", "held_out"]
+_MODELS: dict[str, Callable[..., ModelConfig]] = {"gcn": GCN, "sage": SAGE, "gat": GAT, "gin": GIN, "gcnii": GCNII}
+_MODELS |= {"gatv2": GATv2, "resgcn": ResGCN}
+HELD_OUT = {"models": ("gatv2", "resgcn"), "graphs": ("mesh",), "topologies": ("two_racks",)}
+_ALL = {"models": tuple(_MODELS), "graphs": FAMILIES, "topologies": ("switch", "shared", "two_racks")}
+_KINDS = {  # flop/s, bytes/s, GiB
+    "v100": (14e12, 900e9, 32),
+    "p100": (9.3e12, 549e9, 12),
+    "a100": (19.5e12, 2039e9, 80),
+    "t4": (8.1e12, 320e9, 16),
+    "gtx1080ti": (11e12, 484e9, 11),
+}
+_ETHERNET = ("1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "100 Gbit/s")
+
+
+class Instance(NamedTuple):
+    """name: of model, graph and topology."""
+
+    name: str
+    request: Request
 
 
 def law_of(graph: GraphStats, family: str, quality: float) -> Callable[[int], tuple[float, float]]:
@@ -40,8 +59,6 @@ def law_of(graph: GraphStats, family: str, quality: float) -> Callable[[int], tu
 
     A node of degree d has a copy in each of the P - 1 other parts with probability 1 - (1 - 1/P)^d.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"{family} is no family of graphs; there are {', '.join(FAMILIES)}")
     mean = graph.edges / graph.nodes
     degrees = [(1 - (i + 0.5) / _QUANTILES) ** (-2 / 3) for i in range(_QUANTILES)]
     degrees = [d * mean * _QUANTILES / sum(degrees) for d in degrees]
@@ -60,40 +77,6 @@ def law_of(graph: GraphStats, family: str, quality: float) -> Callable[[int], tu
     return law
 
 
-def partitioned(graph: GraphStats, family: str, quality: float) -> Callable[[int], PartStats]:
-    """Parts -> statistics of equal parts, by law."""
-    law = law_of(graph, family, quality)
-
-    def even(parts: int) -> PartStats:
-        alpha, share = law(parts)
-        return PartStats.even(graph.nodes, graph.edges, parts, alpha=alpha, cut_share=share)
-
-    return even
-
-
-Split = Literal["train", "held_out"]
-_MODELS: dict[str, Callable[..., ModelConfig]] = {"gcn": GCN, "sage": SAGE, "gat": GAT, "gin": GIN, "gcnii": GCNII}
-_MODELS |= {"gatv2": GATv2, "resgcn": ResGCN}
-HELD_OUT = {"models": ("gatv2", "resgcn"), "graphs": ("mesh",), "topologies": ("two_racks",)}
-_ALL = {"models": tuple(_MODELS), "graphs": FAMILIES, "topologies": ("switch", "shared", "two_racks")}
-_KINDS = {  # flop/s, bytes/s, GiB
-    "v100": (14e12, 900e9, 32),
-    "p100": (9.3e12, 549e9, 12),
-    "a100": (19.5e12, 2039e9, 80),
-    "t4": (8.1e12, 320e9, 16),
-    "gtx1080ti": (11e12, 484e9, 11),
-}
-_ETHERNET = ("1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "100 Gbit/s")
-
-
-@dataclass(frozen=True, eq=False)
-class Instance:
-    """`name`: of model, graph and topology."""
-
-    name: str
-    request: Request
-
-
 def families(split: Split, group: str) -> tuple[str, ...]:
     """Those of a split; nothing is in both."""
     held = HELD_OUT[group]
@@ -103,44 +86,59 @@ def families(split: Split, group: str) -> tuple[str, ...]:
 def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
     """One instance of at most `most` devices; the same for the same arguments."""
     rng = random.Random(f"{split} {seed}")
-    model, law, wiring = (rng.choice(families(split, group)) for group in ("models", "graphs", "topologies"))
+    model, family, wiring = (rng.choice(families(split, group)) for group in ("models", "graphs", "topologies"))
     layers, hidden = rng.choice((2, 3, 4, 8, 16, 32, 64)), rng.choice((16, 32, 64, 128, 256, 512))
     nodes = int(10 ** rng.uniform(4, 6.7))
     degree = 10 ** rng.uniform(0.5, 2)
     graph = GraphStats(nodes, int(nodes * degree), rng.choice((32, 100, 500)), 16, nodes // 2)
-    fabric = _fabric(rng, wiring, most).fabric
-    rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
-    machine = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
-    ir = _model(model, layers, hidden, graph.features)
-    even = partitioned(graph, law, rng.uniform(0.05, 0.4))
+    machine = machine_of(_fabric(rng, wiring, most))
+    law = law_of(graph, family, rng.uniform(0.05, 0.4))
+
+    def even(parts: int) -> PartStats:
+        alpha, share = law(parts)
+        return PartStats.even(graph.nodes, graph.edges, parts, alpha=alpha, cut_share=share)
+
     allowed: frozenset[Quality] = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
-    weights, how = {"quantized": 1.05, "stale": 1.1}, {"places": True, "fewer": True}
     request = Request(
-        ir, graph, even, machine, fabric.size, allowed, weights, uneven=lambda s: even(len(s)).reshaped(s), **how
+        model_of(model, layers, hidden, graph.features),
+        graph,
+        even,
+        machine,
+        machine.fabric.size,
+        allowed,
+        {"quantized": 1.05, "stale": 1.1},
+        uneven=lambda shares: even(len(shares)).reshaped(shares),
+        places=True,
+        fewer=True,
     )
     lossy = "any quality" if len(allowed) > 1 else "exact"
-    name = f"{model} {layers}x{hidden}, {law} {nodes:.0e} nodes of degree {degree:.0f}, {wiring}, {lossy}"
+    name = f"{model} {layers}x{hidden}, {family} {nodes:.0e} nodes of degree {degree:.0f}, {wiring}, {lossy}"
     return Instance(name, request)
 
 
 @cache
-def _model(name: str, layers: int, hidden: int, features: int) -> ModelIR:
+def model_of(name: str, layers: int, hidden: int, features: int) -> ModelIR:
     norm = {"norm": "layer", "encoder": "linear", "decoder": "linear"} if name in ("resgcn", "gcnii") else {}
     return record(_MODELS[name](num_layers=layers, hidden=hidden, **norm).build(features, 16, seed=0), features)
+
+
+def machine_of(machines: Machines) -> Machine:
+    """Return a machine of rates that follow from data sheets."""
+    fabric = machines.fabric
+    return Machine(fabric, tuple(derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices))
+
+
+def device_of(kind: str, factor: float = 1.0) -> dict[str, str]:
+    """Return the entry of a device in a topology, times as fast as its data sheet says."""
+    speed, memory_rate, gib = (each * scale for each, scale in zip(_KINDS[kind], (factor, factor, 1), strict=True))
+    rates = {"speed": f"{speed / 1e12:.3f} Tflop/s", "memory_rate": f"{memory_rate / 1e9:.1f} GB/s"}
+    return {"type": "cuda", "memory": f"{gib} GiB", **rates}
 
 
 def _fabric(rng: random.Random, wiring: str, most: int) -> Machines:
     """Up to 8 hosts of 1 to 8 devices, of 2 or 3 kinds; their speeds vary by a lognormal of 0.3."""
     kinds = rng.sample(sorted(_KINDS), rng.choice((2, 2, 3)))
-    devices = {}
-    for kind in kinds:
-        speed, memory_rate, gib = _KINDS[kind]
-        factor = rng.lognormvariate(0, 0.3)
-        speeds = {
-            "speed": f"{speed * factor / 1e12:.3f} Tflop/s",
-            "memory_rate": f"{memory_rate * factor / 1e9:.1f} GB/s",
-        }
-        devices[kind] = {"type": "cuda", "memory": f"{gib} GiB", **speeds}
+    devices = {kind: device_of(kind, rng.lognormvariate(0, 0.3)) for kind in kinds}
     hosts, left = [], most
     for i in range(rng.randint(2, 8)):
         count = min(left, rng.choice((1, 2, 4, 4, 8)))

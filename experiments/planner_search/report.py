@@ -2,11 +2,10 @@
 
 import math
 import statistics
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-
+import numpy as np
+import pandas
 import reports
 from planner_search.run import EVALUATIONS, SECONDS
 from records import Files
@@ -21,85 +20,61 @@ STYLES = {
     "enumerate": ("#4a4e57", "*--", "enumeration alone"),
     "refine": ("#6b4ba3", "P-", "enumeration, then descent"),
 }
+MARKS = {"at_evaluations": EVALUATIONS, "at_seconds": SECONDS}
+LARGE = {"search": "search", "devices": "devices", "layers": "layers", "evaluations": "evaluations"}
+LARGE |= {"CPU seconds, all": "cpu_seconds", "plan": "label"}
 Row = dict[str, Any]
+Runs = dict[str, list[Row]]  # by search
 
 
-def load(files: Files) -> tuple[dict[str, list[Row]], dict[int, float], list[Row]]:
-    """Runs by search, the best known objective of each instance, and the rows on large machines."""
-    rows = files.read()
-    runs: dict[str, list[Row]] = {}
-    best: dict[int, float] = {}
-    for row in rows:
-        if row.get("kind") != "large":
-            runs.setdefault(row["search"], []).append(row)
-            found = row["at_evaluations"][-1]
-            if found is not None:
-                best[row["instance"]] = min(found, best.get(row["instance"], math.inf))
-    return runs, best, [row for row in rows if row.get("kind") == "large"]
+def curves(rows: list[Row], key: str) -> pandas.DataFrame:
+    """Return the logarithm of predicted seconds, mean over seeds: a line an instance, a column a mark. Infinite where
+    a run had nothing."""
+    found = [[math.inf if value is None else value for value in row[key]] for row in rows]
+    return np.log(pandas.DataFrame(found, [row["instance"] for row in rows], MARKS[key])).groupby(level=0).mean()
 
 
-def excess(rows: list[Row], best: dict[int, float], key: str, i: int) -> float | None:
-    """Geometric mean over instances of (geometric mean over seeds of) objective over best known; null while a run has
-    nothing."""
-    per: dict[int, list[float]] = {}
-    for row in rows:
-        if row[key][i] is None:
-            return None
-        per.setdefault(row["instance"], []).append(math.log(row[key][i] / best[row["instance"]]))
-    return math.exp(statistics.mean(statistics.mean(values) for values in per.values()))
+def excess(rows: list[Row], best: pandas.Series, key: str) -> pandas.Series:
+    """Return the geometric mean over instances and seeds of predicted time over the best known, by mark."""
+    return np.exp(curves(rows, key).sub(np.log(best), axis=0).mean())
 
 
-def shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def hits(rows: list[Row], best: dict[int, float]) -> float:
-    """Share of runs within 1 % of the best known at the end."""
-    ends = [(row["at_evaluations"][-1], best[row["instance"]]) for row in rows]
-    return sum(end is not None and end <= 1.01 * goal for end, goal in ends) / len(ends)
-
-
-def table(runs: dict[str, list[Row]], best: dict[int, float]) -> str:
+def table(runs: Runs, best: pandas.Series) -> str:
     evaluations, seconds, lines = (10, 30, 60, 120), (0.1, 0.3, 1.0, 2.0), []
     for name, (_, _, words) in STYLES.items():
-        rows = runs[name]
-        cells = [shown(excess(rows, best, "at_evaluations", EVALUATIONS.index(n))) for n in evaluations]
-        cells += [shown(excess(rows, best, "at_seconds", SECONDS.index(s))) for s in seconds]
-        each = statistics.median(1e3 * row["cpu_seconds"] / row["evaluations"] for row in rows)
-        lines.append([f"{words} (`{name}`)", *cells, f"{hits(rows, best):.0%}", f"{each:.1f}"])
+        found = [
+            excess(runs[name], best, key)[mark]
+            for key, marks in zip(MARKS, (evaluations, seconds), strict=True)
+            for mark in marks
+        ]
+        cells = [f"{value:.3f}" if value < math.inf else "-" for value in found]
+        ends = [row["at_evaluations"][-1] or math.inf for row in runs[name]]
+        near = [end <= 1.01 * best[row["instance"]] for end, row in zip(ends, runs[name], strict=True)]
+        each = statistics.median(1e3 * row["cpu_seconds"] / row["evaluations"] for row in runs[name])
+        lines.append([f"{words} (`{name}`)", *cells, f"{sum(near) / len(near):.0%}", f"{each:.1f}"])
     heads = [*(f"{n} evaluations" for n in evaluations), *(f"{s:g} s" for s in seconds)]
     return reports.table(["search", *heads, "runs within 1 %", "ms an evaluation"], lines)
 
 
-def against(runs: dict[str, list[Row]], one: str, other: str) -> str:
+def against(runs: Runs, one: str, other: str) -> str:
     """In how many instances `one` is better, equal, worse than `other` at equal seconds (means over seeds, 0.1 %)."""
-    lines = []
+    gaps, lines = curves(runs[one], "at_seconds") - curves(runs[other], "at_seconds"), []
     for limit in (0.1, 0.3, 1.0, 2.0):
-        means: list[dict[int, float]] = []
-        for name in (one, other):
-            found = reports.by(runs[name], lambda row: row["instance"])
-            values = {key: [row["at_seconds"][SECONDS.index(limit)] for row in rows] for key, rows in found.items()}
-            means.append(
-                {k: statistics.mean(math.inf if v is None else math.log(v) for v in values[k]) for k in values}
-            )
-        both = [(means[0][k], means[1][k]) for k in means[0] if k in means[1]]
-        if gaps := [mine - theirs for mine, theirs in both if math.isfinite(mine + theirs)]:  # all runs found something
-            better, worse = sum(g < -1e-3 for g in gaps), sum(g > 1e-3 for g in gaps)
-            ratio = math.exp(statistics.mean(gaps))
-            lines.append([f"{limit:g} s", better, len(gaps) - better - worse, worse, f"{ratio:.3f}"])
+        known = gaps[limit][np.isfinite(gaps[limit])]  # all runs found something
+        better, worse = sum(known < -1e-3), sum(known > 1e-3)
+        equal, ratio = len(known) - better - worse, math.exp(known.mean())
+        lines += [[f"{limit:g} s", better, equal, worse, f"{ratio:.3f}"]] if len(known) else []
     return reports.table((f"`{one}` against `{other}` at", "better", "equal", "worse", "mean ratio"), lines)
 
 
-def draw(runs: dict[str, list[Row]], best: dict[int, float], files: Files) -> None:
+def draw(runs: Runs, best: pandas.Series, files: Files) -> None:
     plt = reports.pyplot(8)
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
-    axes = (("at_evaluations", EVALUATIONS, "evaluations"), ("at_seconds", SECONDS, "CPU seconds"))
-    for axis, (key, marks, label) in zip(panels, axes, strict=True):
+    for axis, key, label in zip(panels, MARKS, ("evaluations", "CPU seconds"), strict=True):
         for name, (colour, style, words) in STYLES.items():
-            points = [(x, excess(runs[name], best, key, i)) for i, x in enumerate(marks)]
-            points = [(x, y - 1) for x, y in points if y is not None]
-            if points:
-                axis.plot(*zip(*points, strict=True), style, color=colour, label=words, markersize=4)
+            above = excess(runs[name], best, key) - 1
+            if len(known := above[above < math.inf]):
+                axis.plot(known.index, known, style, color=colour, label=words, markersize=4)
         axis.set(xscale="log", xlabel=label)
         axis.set_yscale("symlog", linthresh=0.01)
         axis.set_ylim(bottom=0)
@@ -110,9 +85,10 @@ def draw(runs: dict[str, list[Row]], best: dict[int, float], files: Files) -> No
 
 
 def report(files: Files) -> None:
-    runs, best, large = load(files)
+    runs = reports.by(files.read(), lambda row: row.get("kind", row["search"]))
+    large = runs.pop("large", [])
+    ends = [(row["instance"], row["at_evaluations"][-1]) for rows in runs.values() for row in rows]
+    best = pandas.DataFrame(ends).groupby(0)[1].min()
     print(table(runs, best), against(runs, "guided", "mcts"), against(runs, "guided", "refine"), sep="\n\n")
-    keys = {"search": "search", "devices": "devices", "layers": "layers", "evaluations": "evaluations"}
-    keys |= {"CPU seconds, all": "cpu_seconds", "plan": "label"}
-    print("", reports.table(list(keys), [[row[key] for key in keys.values()] for row in large]), sep="\n")
+    print("", reports.table(list(LARGE), [[row[key] for key in LARGE.values()] for row in large]), sep="\n")
     draw(runs, best, files)

@@ -5,93 +5,66 @@ An instance's points are priced once for all searches; a search that asks for a 
 that pricing it took. Prices are predictions: nothing of a training run is measured.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-
 import records
-from planner_search.instances import draw
+from planner_search.instances import device_of, draw, machine_of, model_of
 from planner_search.searches import BASELINES, descend_again, start_of
 from records import Files
 
-from gnnpar.models.resgcn import ResGCN
-from gnnpar.planner.extract import record
 from gnnpar.planner.guide.network import load
-from gnnpar.planner.planner import Request
 from gnnpar.planner.search import named
 from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator
-from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.rates import derived
 from gnnpar.pricing.topology import Machines
 
 INSTANCES, SEEDS, BUDGET, MOST = 10, 10, 120, 16
 EVALUATIONS = (1, 3, 5, 10, 20, 30, 40, 60, 80, 100, 120)  # where curves are read off
 SECONDS = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 NAMES = ("tag", "mcts", "guided", "descent", "anneal", "random", "refine")
-LARGE = {"hosts": 8, "per_host": 8, "layers": 64}
 
 
 class Charged:
-    """Prices of an instance's points; `credit`: seconds that a search would have spent on those that are known."""
+    """Prices of an instance's points for one search after the other. curve: best seconds after each evaluation of the
+    current one. clock: CPU seconds by then; a known point is charged what pricing it took."""
 
     def __init__(self, points: Points) -> None:
-        self.points, self.known, self.credit = points, {}, 0.0
+        self.points, self.known = points, dict[tuple, tuple[float, float]]()
+        self.begin()
 
-    def __call__(self, chosen: dict[str, Any]) -> float:
-        key = tuple(chosen.items())
-        began = time.process_time()
+    def begin(self) -> None:
+        self.credit, self.curve, self.clock = 0.0, list[float](), list[float]()
+
+    def __call__(self, chosen: Mapping[str, Any]) -> float:
+        key, began = tuple(chosen.items()), time.process_time()
         if key in self.known:
-            value, cost = self.known[key]
-            self.credit += cost
-            return value
-        value = self.points.objective(chosen)
-        self.known[key] = (value, time.process_time() - began)
-        return value
+            self.credit += self.known[key][1]
+        else:
+            value = self.points.objective(chosen)
+            self.known[key] = value, time.process_time() - began
+        self.curve.append(min([self.known[key][0], *self.curve[-1:]]))
+        self.clock.append(time.process_time() + self.credit)
+        return self.known[key][0]
 
 
-class Timed(Evaluator):
-    """`curve`: best seconds after each evaluation; `clock`: CPU seconds by then, those of known points charged."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.curve, self.clock = list[float](), list[float]()
-
-    def __call__(self, point: tuple[int, ...]) -> float:
-        before = len(self.seen)
-        value = super().__call__(point)
-        if len(self.seen) > before:
-            assert isinstance(self.price, Charged)
-            self.curve.append(min([value, *self.curve[-1:]]))
-            self.clock.append(time.process_time() + self.price.credit)
-        return value
-
-
-def one(points: Points, price: Charged, name: str, seed: int, budget: int) -> dict[str, Any]:
-    """A run of a search: its best after so many evaluations and so many CPU seconds."""
-    began, price.credit = time.process_time(), 0.0
-    evaluate = Timed(points.space, price, budget, points.canonical)
-    first: list[float] = []
-    if name == "refine":  # its enumeration is a part of its curve
+def one(price: Charged, name: str, seed: int, budget: int) -> dict[str, Any]:
+    """Return a run of a search: its best after so many evaluations and so many CPU seconds."""
+    began, points = time.process_time(), price.points
+    price.begin()
+    evaluate = Evaluator(points.space, price, budget, points.canonical)
+    if name in ("enumerate", "refine"):  # the enumeration of refine is a part of its curve
         listed = named.run(points.request, "enumerate").evaluated
-        first = _whole(listed[0].objective, len(listed))
-        enumerated = time.process_time() - began
-        descend_again(evaluate, seed=seed, start=start_of(points, listed))
+        price.curve += [math.inf] * (len(listed) - 1) + [listed[0].objective]  # known at its end
+        price.clock += [time.process_time()] * len(listed)
+        if name == "refine":
+            descend_again(evaluate, seed=seed, start=start_of(points, listed))
     else:
-        enumerated = 0.0
         (named.SEARCHES | BASELINES)[name](evaluate, points, seed)
-    clock = [enumerated] * len(first) + [t - began for t in evaluate.clock]
-    curve = first + [min([value, *first[-1:]]) for value in evaluate.curve]
-    return {"search": name, "seed": seed, **marks(curve, clock)}
-
-
-def _whole(value: float, count: int) -> list[float]:
-    """What an enumeration has found is known at its end."""
-    return [float("inf")] * (count - 1) + [value]
+    return {"search": name, "seed": seed, **marks(price.curve, [t - began for t in price.clock])}
 
 
 def marks(curve: Sequence[float], clock: Sequence[float]) -> dict[str, Any]:
@@ -112,48 +85,29 @@ def _six(value: float) -> float | None:
 def study(number: int, *, seeds: int, budget: int) -> list[dict[str, Any]]:
     """All searches on one instance."""
     instance = draw(number, split="held_out", most=MOST)
-    points = Points(instance.request)
     head = {"instance": number, "split": "held_out", "name": instance.name, "devices": instance.request.ranks}
-    rows = []
-    began = time.process_time()
+    price = Charged(Points(instance.request))
     try:
-        listed = named.run(instance.request, "enumerate").evaluated
-    except ValueError:
-        listed = ()
-    spent = time.process_time() - began
-    if listed:
-        value, count = min(e.objective for e in listed if not e.refused), len(listed)
-        rows.append({**head, "search": "enumerate", "seed": 0, **marks(_whole(value, count), [spent] * count)})
-    price = Charged(points)
-    for name in NAMES if listed else NAMES[:-1]:
-        rows += [{**head, **one(points, price, name, seed, budget)} for seed in range(seeds)]
-    return rows
+        found, names = [one(price, "enumerate", 0, budget)], NAMES
+    except ValueError:  # no grid fits
+        found, names = [], NAMES[:-1]
+    found += [one(price, name, seed, budget) for name in names for seed in range(seeds)]
+    return [{**head, **each} for each in found]
 
 
 def large() -> dict[str, Any]:
     """Whole planning for 64 different devices and 64 layers."""
-    kinds = {"v100": (14, 900, 32), "p100": (9.3, 549, 12)}
-    fabric = Machines(
-        devices={
-            k: {"type": "cuda", "memory": f"{m} GiB", "speed": f"{s} Tflop/s", "memory_rate": f"{r} GB/s"}
-            for k, (s, r, m) in kinds.items()
-        },
-        hosts=tuple(
-            {"name": f"h{i}", "devices": {("v100", "p100")[i % 2]: LARGE["per_host"]}, "inside": "bus", "nic": "nic"}
-            for i in range(LARGE["hosts"])
-        ),
-        links={"bus": {"rate": "50 GB/s", "latency": "8 us"}, "nic": {"rate": "25 Gbit/s", "latency": "30 us"}},
-    ).fabric
-    base: Request = draw(0, split="train").request
+    kinds, layers = ("v100", "p100"), 64
+    hosts = [{"name": f"h{i}", "devices": {kinds[i % 2]: 8}, "inside": "bus", "nic": "nic"} for i in range(8)]
+    links = {"bus": {"rate": "50 GB/s", "latency": "8 us"}, "nic": {"rate": "25 Gbit/s", "latency": "30 us"}}
+    machine = machine_of(Machines(devices={kind: device_of(kind) for kind in kinds}, hosts=tuple(hosts), links=links))
+    base = draw(0, split="train").request
     began = time.process_time()
-    made = ResGCN(num_layers=LARGE["layers"], hidden=128, encoder="linear", decoder="linear", norm="layer")
-    ir = record(made.build(base.graph.features, 16, seed=0), base.graph.features)
-    rates = {d.kind: derived(d.speed or 0, d.memory_rate or 0) for d in fabric.devices}
-    machine = Machine(fabric, tuple(rates[d.kind] for d in fabric.devices))
-    request = replace(base, ir=ir, machine=machine, ranks=fabric.size, fewer=False)
+    ir = model_of("resgcn", layers, 128, base.graph.features)
+    request = replace(base, ir=ir, machine=machine, ranks=machine.fabric.size, fewer=False)
     found = named.run(request, named.DEFAULT)
     spent = time.process_time() - began
-    row = {"kind": "large", "search": named.DEFAULT, "devices": fabric.size, "layers": LARGE["layers"]}
+    row = {"kind": "large", "search": named.DEFAULT, "devices": machine.fabric.size, "layers": layers}
     ends = {"evaluations": found.evaluations, "cpu_seconds": round(spent, 2), "label": found.evaluated[0].label}
     return {**row, **ends}
 

@@ -10,7 +10,6 @@ choice and half the visits of the tree where it went there.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -23,6 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import study
 from planner_search.instances import draw
 from planner_search.searches import descend_again
 
@@ -133,20 +133,21 @@ def loss_of(guide: Guide, game: Game) -> Tensor:
     return torch.stack(terms).mean()
 
 
-def train(*, instances: int, rounds: int, epochs: int, seed: int, plays: int = PLAYS, most: int = 16) -> Guide:
-    """Plays and learns; the same for the same arguments."""
+def train(*, instances: int = 80, rounds: int = 2, epochs: int = 30, seed: int = 0, out: Path = WEIGHTS) -> None:
+    """Play and learn, and write the weights; the same for the same arguments. instances, epochs: of a round."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     guide, games = Guide(), []
     began = time.process_time()
     for number in range(rounds):
         seeds = range(seed * 10**6 + number * instances, seed * 10**6 + (number + 1) * instances)
-        played = [play(s, guide.eval() if number else None, plays=plays, most=most) for s in seeds]
+        played = [play(s, guide.eval() if number else None) for s in seeds]
         games += [game for game in played if game is not None]
         losses = fit(guide.train(), games, epochs=epochs, seed=seed + number)
         spent = time.process_time() - began
         say(f"round {number}: {len(games)} games, loss {losses[0]:.3f} to {losses[-1]:.3f}, {spent:.0f} s of CPU")
-    return guide.eval()
+    save(guide.eval(), out)
+    say(f"{sum(p.numel() for p in guide.parameters())} parameters -> {out}")
 
 
 def save(guide: Guide, file: Path) -> None:
@@ -154,18 +155,5 @@ def save(guide: Guide, file: Path) -> None:
     torch.save({name: value.half() for name, value in guide.state_dict().items()}, file)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--instances", type=int, default=80, help="a round")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=30, help="a round")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=WEIGHTS)
-    options = parser.parse_args()
-    guide = train(instances=options.instances, rounds=options.rounds, epochs=options.epochs, seed=options.seed)
-    save(guide, options.out)
-    say(f"{sum(p.numel() for p in guide.parameters())} parameters -> {options.out}")
-
-
 if __name__ == "__main__":
-    main()
+    train(**study.options(train, sys.argv[1:]))
