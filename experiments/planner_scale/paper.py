@@ -123,32 +123,19 @@ class Paper:
         return _Rank(piece.inner, halo, piece.before + piece.after, moves, nbytes)
 
     def _flat(self, candidate: DeclaredCandidate, layer: int, direction: Direction) -> Phases:
-        if candidate.declared.step.kind == "rounds":
-            return self._sequential(candidate, layer, direction)
-        return self._exchange(candidate, layer, direction)
-
-    def _exchange(self, candidate: DeclaredCandidate, layer: int, direction: Direction) -> Phases:
-        parts = candidate.parts
-        rank = self._rank(parts, layer, direction, bits=candidate.bits)
-        wire = self.cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
-        hidden = min(wire, rank.inner) if candidate.declared.step.overlap == "inner" else 0.0
-        shown = wire - hidden * (1 - self.cluster.rates.interference)
-        return Phases(compute=rank.inner + (parts - 1) * rank.halo + rank.rest, encode=rank.moves, wire=shown)
-
-    def _sequential(self, candidate: DeclaredCandidate, layer: int, direction: Direction) -> Phases:
-        parts, rank = candidate.parts, self._rank(candidate.parts, layer, direction)
-        times = candidate.declared.step.times(self._work(parts), layer, direction)
-        nbytes = rank.pair_bytes * times
-        rounds = [self.cluster.shifted(parts, d, nbytes) if rank.pair_bytes else 0.0 for d in range(1, parts)]
-        end = in_rounds(
-            rounds,
-            [rank.halo] * (parts - 1),
-            rank.inner,
-            prefetch=candidate.declared.step.prefetch,
-            lost=self.cluster.rates.interference,
-        )
+        """One layer of all ranks, in rounds or at once."""
+        parts, step, cluster = candidate.parts, candidate.declared.step, self.cluster
+        rank, lost = self._rank(parts, layer, direction, bits=candidate.bits), cluster.rates.interference
         compute = rank.inner + (parts - 1) * rank.halo
-        return Phases(compute=compute + rank.rest, encode=rank.moves * max(1.0, times), wire=end - compute)
+        if step.kind == "rounds":
+            times = step.times(self._work(parts), layer, direction)
+            nbytes = rank.pair_bytes * times
+            rounds = [cluster.shifted(parts, d, nbytes) if rank.pair_bytes else 0.0 for d in range(1, parts)]
+            end = in_rounds(rounds, [rank.halo] * (parts - 1), rank.inner, prefetch=step.prefetch, lost=lost)
+            return Phases(compute=compute + rank.rest, encode=rank.moves * max(1.0, times), wire=end - compute)
+        wire = cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
+        hidden = min(wire, rank.inner) if step.overlap == "inner" else 0.0
+        return Phases(compute=compute + rank.rest, encode=rank.moves, wire=wire - hidden * (1 - lost))
 
     def _pipeline(self, candidate: PipelineCandidate) -> Phases:
         spans, parts, chunks = candidate.layers_of(self.ir.num_layers), candidate.parts, candidate.chunks

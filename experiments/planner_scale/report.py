@@ -3,25 +3,14 @@
 import itertools
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-
 import reports
-from planner_scale.run import AXES
+from planner_scale.run import PANELS
 from records import Files
 
 PIPELINES, FLAT = ("gnnpipe", "hybrid"), ("graph_parallel", "sar")
 COLOURS = {"graph_parallel": "#2b7bba", "sar": "#1a9e77", "gnnpipe": "#d1495b", "hybrid": "#e09f1f", "none": "#d5d9dd"}
-TITLES = {
-    "depth, slow links": "2 Gbit/s a host",
-    "depth": "25 Gbit/s a host",
-    "depth, fast links": "400 Gbit/s a host",
-    "nodes": "32 layers, 25 Gbit/s",
-    "rate": "32 layers, 10^7 nodes",
-    "depth and rate": "64 ranks, 10^7 nodes",
-}
 LABELS = {"ranks": "ranks", "layers": "layers", "nodes": "nodes", "rate": "Gbit/s a host"}
 Row = dict[str, Any]
 
@@ -48,18 +37,16 @@ def advantage(row: Row, staged: tuple[str, ...] = PIPELINES) -> float:
 def crossing(rows: list[Row], staged: tuple[str, ...] = PIPELINES) -> str:
     """Depths at which pipelines are predicted to win: from the crossing, between priced depths, to the last."""
     rows = sorted((row for row in rows if winner(row) != "none"), key=lambda row: row["layers"])
-    values = [advantage(row, staged) for row in rows]
-    first = next((i for i, v in enumerate(values) if v > 0), None)
-    if first is None:
+    values, depths = [advantage(row, staged) for row in rows], [row["layers"] for row in rows]
+    won = [i for i, value in enumerate(values) if value > 0]
+    if not won:
         return "none"
-    last = max(i for i, v in enumerate(values) if v > 0)
-    until = "" if rows[last]["layers"] == 256 else f" to {rows[last]['layers']}"
-    if first == 0:
-        return f"<= {rows[0]['layers']}{until}"
+    until = "" if depths[won[-1]] == 256 else f" to {depths[won[-1]]}"
+    if (first := won[0]) == 0:
+        return f"<= {depths[0]}{until}"
     low, high = values[first - 1], values[first]
     at = 1.0 if 8.0 in (-low, high) else -low / (high - low)
-    logs = [math.log(rows[i]["layers"]) for i in (first - 1, first)]
-    return f"{math.exp((1 - at) * logs[0] + at * logs[1]):.1f}{until}"
+    return f"{depths[first - 1] ** (1 - at) * depths[first] ** at:.1f}{until}"
 
 
 def table(panels: dict[str, list[Row]]) -> str:
@@ -77,7 +64,7 @@ def table(panels: dict[str, list[Row]]) -> str:
 def wins(panels: dict[str, list[Row]]) -> str:
     """How many points of each panel a family wins, and how far ahead it is of graph parallelism at most."""
     every, lines = (*FLAT, *PIPELINES), []
-    for name, title in TITLES.items():
+    for name, (title, *_) in PANELS.items():
         rows = panels[name]
         count, base = Counter(map(winner, rows)), "graph_parallel"
         ahead = [row["seconds"][base] / best(row, every) for row in rows if base in row["seconds"]]
@@ -94,8 +81,7 @@ def draw(panels: dict[str, list[Row]], files: Files) -> None:
     from matplotlib.patches import Patch, Rectangle
 
     figure, grid = plt.subplots(2, 3, figsize=(10, 6.2), layout="constrained")
-    for axis, (panel, title) in zip(grid.flat, TITLES.items(), strict=True):
-        across, up = AXES.get(panel, ("ranks", "layers"))
+    for axis, (panel, (title, (across, up), _)) in zip(grid.flat, PANELS.items(), strict=True):
         xs, ys = (sorted({row[key] for row in panels[panel]}) for key in (across, up))
         at = {(row[across], row[up]): row for row in panels[panel]}
         for y, depth in enumerate(ys):

@@ -4,11 +4,9 @@ Nothing is measured: rates are derived from a data sheet, partitions follow a la
 """
 
 import itertools
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).parent
 
 import records
 from planner_scale.paper import Candidate, Cluster, Paper
@@ -33,15 +31,15 @@ DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 RANKS = tuple(2**i for i in range(1, 11))
 NODES = tuple(10 ** (5 + i / 2) for i in range(8))
 RATES = (1, 2, 5, 10, 25, 50, 100, 200, 400)  # Gbit/s of a host
-PANELS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {  # x, y, what is fixed
-    "depth": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 25}),
-    "depth, slow links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 2}),
-    "depth, fast links": (RANKS, DEPTHS, {"nodes": 1e7, "rate": 400}),
-    "nodes": (RANKS, NODES, {"layers": 32, "rate": 25}),
-    "rate": (RANKS, RATES, {"layers": 32, "nodes": 1e7}),
-    "depth and rate": (RATES, DEPTHS, {"ranks": 64, "nodes": 1e7}),
+DEEP = {"ranks": RANKS, "layers": DEPTHS}
+PANELS: dict[str, tuple[str, dict[str, Sequence[float]], dict[str, float]]] = {  # title, two axes, what is fixed
+    "depth, slow links": ("2 Gbit/s a host", DEEP, {"nodes": 1e7, "rate": 2}),
+    "depth": ("25 Gbit/s a host", DEEP, {"nodes": 1e7, "rate": 25}),
+    "depth, fast links": ("400 Gbit/s a host", DEEP, {"nodes": 1e7, "rate": 400}),
+    "nodes": ("32 layers, 25 Gbit/s", {"ranks": RANKS, "nodes": NODES}, {"layers": 32, "rate": 25}),
+    "rate": ("32 layers, 10^7 nodes", {"ranks": RANKS, "rate": RATES}, {"layers": 32, "nodes": 1e7}),
+    "depth and rate": ("64 ranks, 10^7 nodes", {"rate": RATES, "layers": DEPTHS}, {"ranks": 64, "nodes": 1e7}),
 }
-AXES = {"nodes": ("ranks", "nodes"), "rate": ("ranks", "rate"), "depth and rate": ("rate", "layers")}  # (ranks, layers)
 
 
 @cache
@@ -64,7 +62,8 @@ def candidates(layers: int, ranks: int) -> list[Candidate]:
     return found
 
 
-def point(layers: int, nodes: float, ranks: int, rate: float) -> dict[str, Any]:
+@cache
+def point(*, layers: int, nodes: float, ranks: int, rate: float) -> dict[str, Any]:
     """Seconds of the best of each family, null where none fits; pipelines with one chunk are a family of their own."""
     graph = GraphStats(int(nodes), int(DEGREE * nodes), FEATURES, CLASSES, int(nodes / 2))
     law = law_of(graph, "community", QUALITY)
@@ -85,16 +84,12 @@ def point(layers: int, nodes: float, ranks: int, rate: float) -> dict[str, Any]:
 
 def run(files: Files) -> None:
     """Price every point of each panel; in a rehearsal, its corners."""
-    seen: dict[tuple, dict[str, Any]] = {}
     rows = []
-    for panel, (xs, ys, fixed) in PANELS.items():
+    for panel, (_, axes, fixed) in PANELS.items():
+        xs, ys = axes.values()
         if files.smoke:
             xs, ys = (xs[0], xs[-1]), (ys[0], ys[2])
-        for x, y in itertools.product(xs, ys):
-            given = fixed | dict(zip(AXES.get(panel, ("ranks", "layers")), (x, y), strict=True))
-            key = tuple(sorted(given.items()))
-            if key not in seen:
-                seen[key] = point(given["layers"], given["nodes"], given["ranks"], given["rate"])
-            rows.append({"panel": panel, **given, **seen[key]})
-        print(f"{panel}: {len(xs) * len(ys)} points", flush=True)
+        points = [fixed | dict(zip(axes, at, strict=True)) for at in itertools.product(xs, ys)]
+        rows += [{"panel": panel, **at, **point(**dict(sorted(at.items())))} for at in points]
+        print(f"{panel}: {len(points)} points", flush=True)
     records.replace(files(), rows)
