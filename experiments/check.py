@@ -18,13 +18,14 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple  # Any: of JSON and TOML
 
 import records
 import study
+from reports import table
 
 HERE = Path(__file__).parent
 EXPECTED, QUOTED = "expected.toml", "quoted.toml"
@@ -131,8 +132,7 @@ def verdicts(study: str, report: str) -> list[tuple[bool, str]]:
             found.append((False, f"missing: {cell['what']}: {error}"))
             continue
         inside = low <= value <= high
-        where = "inside" if inside else "OUTSIDE"
-        found.append((inside, f"{where} {low:g} to {high:g}: {value:g} ({cell['what']})"))
+        found.append((inside, f"{'inside' if inside else 'OUTSIDE'} {low:g} to {high:g}: {value:g} ({cell['what']})"))
     return found
 
 
@@ -166,8 +166,7 @@ def quoted() -> list[Quote]:
 
 def rounded(found: float, shown: str) -> str:
     """Return a number with the digits and the sign of the text that shows it."""
-    sign = "+" if shown.startswith("+") else ""
-    return f"{found:{sign}.{len(shown.partition('.')[2])}f}"
+    return f"{found:{'+' * shown.startswith('+')}.{len(shown.partition('.')[2])}f}"
 
 
 def difference(quote: Quote, lines: Sequence[Line]) -> str | None:
@@ -198,8 +197,7 @@ def measured(folder: Path) -> list[str]:
     found = [next(origins(row), {}) for row in rows]
     machines = sorted({str(each["hardware"]) for each in found if each.get("hardware")})
     versions = sorted({str(each["versions"]["torch"]) for each in found if each.get("versions")})
-    commits = {str(each["commit"]).rstrip("+") for each in found if each.get("commit")}
-    changed = sum(str(each.get("commit")).endswith("+") for each in found)
+    commits = [str(each["commit"]) for each in found if each.get("commit")]
     dates = sorted(set(DATE.findall((folder / "README.md").read_text(encoding="utf-8"))))
     unknown = "see page"
     return [
@@ -208,15 +206,14 @@ def measured(folder: Path) -> list[str]:
         "; ".join(machines) or unknown,
         ", ".join(versions) or unknown,
         " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "-",
-        str(len(commits)) if commits else unknown,
-        str(changed) if commits else "-",
+        str(len({commit.rstrip("+") for commit in commits})) if commits else unknown,
+        str(sum(commit.endswith("+") for commit in commits)) if commits else "-",
     ]
 
 
 def where_and_when() -> str:
     """Return the table of README.md, a line a study."""
-    lines = [measured(file.parent) for file in sorted(HERE.glob("*/README.md"))]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (HEAD, ["---"] * len(HEAD), *lines))
+    return table(HEAD, [measured(file.parent) for file in sorted(HERE.glob("*/README.md"))], rule=" --- |") + "\n"
 
 
 # renew
@@ -282,29 +279,6 @@ def renew(experiments: Path, names: Sequence[str]) -> list[str]:
     return lost + requote(reports) + ["README.md has another table of machines"] * (where not in text)
 
 
-def drawn(count: int, seed: int) -> Iterator[tuple[bool, str]]:
-    """Return for each of some quoted numbers whether it is its cell, and a line that says so."""
-    every = quoted()
-    chosen = random.Random(seed).sample(every, min(count, len(every)))
-    for name in sorted({quote.cell["study"] for quote in chosen}):
-        lines = lines_of(report_of(name))
-        for quote in (quote for quote in chosen if quote.cell["study"] == name):
-            problem = difference(quote, lines)
-            verdict = "WRONG" if problem else "right"
-            yield problem is None, f"{verdict}  {quote.shown:>6}  {name}: {problem or quote.where[:90]}"
-
-
-def told(found: Iterable[tuple[bool, str]], otherwise: str = "") -> int:
-    """Print the lines, and return how many are wrong."""
-    lines = []
-    for line in found:
-        print(line[1])
-        lines.append(line[0])
-    if not lines:
-        print(otherwise)
-    return lines.count(False)
-
-
 # commands
 
 
@@ -313,15 +287,23 @@ def check_tables(*names: str) -> bool:
     marked = [page.parent.name for page in sorted(HERE.glob("*/*.md")) if PLACE.search(page.read_text("utf-8"))]
     names = names or tuple(dict.fromkeys(marked))
     lines = [line for name in names for line in misplaced(name, report_of(name))]
-    return bool(told([(False, line) for line in lines], f"tables of {len(names)} studies are their reports'"))
+    print("\n".join(lines) or f"tables of {len(names)} studies are their reports'")
+    return bool(lines)
 
 
 def check_quoted(*, count: int = 50, seed: int = -1) -> bool:
     """Compare numbers of quoted.toml, drawn at random, with their cells."""
+    every, wrong = quoted(), 0
     seed = random.randrange(10**6) if seed < 0 else seed
-    print(f"{min(count, len(quoted()))} of {len(quoted())} quoted numbers, --seed {seed}")
-    wrong = told(found := list(drawn(count, seed)))
-    print(f"{len(found) - wrong} of {len(found)} match")
+    chosen = random.Random(seed).sample(every, min(count, len(every)))
+    print(f"{len(chosen)} of {len(every)} quoted numbers, --seed {seed}")
+    for name in sorted({quote.cell["study"] for quote in chosen}):
+        lines = lines_of(report_of(name))
+        for quote in (quote for quote in chosen if quote.cell["study"] == name):
+            problem = difference(quote, lines)
+            wrong += problem is not None
+            print(f"{'WRONG' if problem else 'right'}  {quote.shown:>6}  {name}: {problem or quote.where[:90]}")
+    print(f"{len(chosen) - wrong} of {len(chosen)} match")
     return bool(wrong)
 
 
@@ -329,10 +311,12 @@ def check_expected(*names: str, list: bool = False) -> bool:
     """Compare a report, on stdin, with the ranges of expected.toml. list: print them."""
     (name,) = names
     if list:
-        lines = [f"{low:g} to {high:g}: {e['what']}" for e in expected(name) for low, high in [e["range"]]]
+        lines = [f"{cell['range'][0]:g} to {cell['range'][1]:g}: {cell['what']}" for cell in expected(name)]
         print("\n".join(["", "expected:", *lines]) if lines else "")
         return False
-    return bool(told(verdicts(name, sys.stdin.read()), f"no ranges are expected of {name}"))
+    found = verdicts(name, sys.stdin.read())
+    print("\n".join(line for _, line in found) or f"no ranges are expected of {name}")
+    return not all(inside for inside, _ in found)
 
 
 def show_measured() -> None:

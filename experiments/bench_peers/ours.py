@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from bench_peers.inputs import dataset_of
+from bench_peers.inputs import GRAPHS
 from bench_peers.serve import Epoch, Job, serve
 from epochs import alone, gnnpar_epoch, models
 
@@ -33,7 +33,7 @@ def world() -> Communicator:
     if job.ranks == 1:
         return alone()
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.ranks)}
-    meet = f"file://{job.folder}/meet_{Path(job.address).name}"
+    meet = f"file://{job.folder}/meet_{job.kind}"
     key = os.environ["BENCH_KEY"].encode()
     return connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
 
@@ -42,7 +42,7 @@ def make() -> Epoch:
     allocator.keep_freed()  # as every rank of gnnpar does
     name, *settings = job.kind.split()
     chosen = dict(each.split("=") for each in settings if not each.startswith("threads"))
-    config, dataset = models(job.dropout)[job.model], dataset_of(job.graph)
+    config, dataset = models(job.dropout)[job.model], GRAPHS[job.graph]()
     return gnnpar_epoch(dataset, STRATEGIES[name], config, world(), cache=Path(job.folder), **chosen)
 
 

@@ -3,7 +3,6 @@ dgl_sar: one of several ranks over SAR."""
 
 import datetime
 import os
-from pathlib import Path
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 import dgl
@@ -103,7 +102,7 @@ def sar_rank() -> Epoch:
 
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"file://{job.folder}/sar_{Path(job.address).name}",
+        init_method=f"file://{job.folder}/meet_{job.kind}",
         rank=job.rank,
         world_size=job.ranks,
         timeout=datetime.timedelta(seconds=120),

@@ -1,7 +1,8 @@
 """Epochs, memory and growth of every program."""
 
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import reports
@@ -17,100 +18,75 @@ PEERS = {
     "dgl_sar": "SAR",
     "dgl_batches": "DGL batches",
 }
-Rows = Sequence[dict[str, Any]]
+RATIOS = ("model", "where", "ours", "its epoch, ms", "peer", "peer's, ms", "peer / ours", "losses differ by")
+BEFORE = ("model", "where", "DGL over `single` before", "after", "with `row_order=metis` before", "after")
+MEMORY = ("model", "where", "program", "live peak, MiB", "resident above a bare start, MiB", "page faults")
+GROWTH = ("model", "graph", "edges", *(f"`{kind}`" for kind in OURS), "DGL")
+Program = Mapping[str, Any]
+Cells = Mapping[tuple[str, str], Mapping[str, Program]]  # model, where -> kind -> program
 
 
-def interval(ratios: Sequence[float]) -> str:
-    """Median, and the order statistics that hold the median of such ratios with at least 95 % (range below 6)."""
-    ordered, n = sorted(ratios), len(ratios)
-    place = {5: 0, 7: 0, 9: 1, 11: 1, 15: 3}.get(n, 0)
+def cells(rows: Sequence[Mapping[str, Any]]) -> Cells:
+    """Return each program's line of memory, with its seconds and losses by round, its median and last page faults."""
+    found: dict[tuple[str, str], dict[str, Program]] = {}
+    for (name, kind), (*epochs, memory) in reports.by(rows, lambda row: (row["cell"], row["kind"])).items():
+        model, where = name.split(" | ")
+        told = {key: {row["round"]: row[key] for row in epochs} for key in ("seconds", "loss")}
+        counted = {i: seconds for i, seconds in told["seconds"].items() if i >= 0}
+        more = {"ms": 1e3 * statistics.median(counted.values()), "page_faults": epochs[-1]["page_faults"]}
+        found.setdefault((NAMES[model], where), {})[kind] = {**memory, **told, "seconds": counted, **more}
+    return found
+
+
+def over(program: Program, base: Program) -> str:
+    """Epoch over that of the base in the same round: median, and the order statistics that hold the median of such
+    ratios with at least 95 % (range below 6)."""
+    mine, others = program["seconds"], base["seconds"]
+    ordered = sorted(mine[i] / others[i] for i in others if i in mine)
+    place = {5: 0, 7: 0, 9: 1, 11: 1, 15: 3}.get(len(ordered), 0)
     return f"{statistics.median(ordered):.2f} ({ordered[place]:.2f} to {ordered[-1 - place]:.2f})"
 
 
-class Cell:
-    """The lines of one cell: seconds, losses and page faults by kind and round, memory by kind."""
-
-    def __init__(self, rows: Rows) -> None:
-        epochs = reports.by((row for row in rows if "seconds" in row), lambda row: row["kind"])
-        self.rounds = {kind: {row["round"]: row for row in each} for kind, each in epochs.items()}
-        self.seconds = {
-            kind: {i: row["seconds"] for i, row in each.items() if i >= 0} for kind, each in self.rounds.items()
-        }
-        self.memory = {row["kind"]: row for row in rows if "seconds" not in row}
-        self.edges = rows[0]["edges"]
-
-    def milliseconds(self, kind: str) -> float:
-        return 1e3 * statistics.median(self.seconds[kind].values())
-
-    def over(self, kind: str, base: str) -> str:
-        """Epoch of a kind over that of another in the same round."""
-        mine, others = self.seconds[kind], self.seconds[base]
-        return interval([mine[i] / others[i] for i in sorted(others) if i in mine])
-
-    def apart(self, kind: str, base: str) -> float:
-        """Largest relative difference of the losses of the first three epochs."""
-        mine, others = self.rounds[kind], self.rounds[base]
-        return max(abs(mine[i]["loss"] / others[i]["loss"] - 1) for i in sorted(others)[:3])
-
-
-def cells(rows: Rows) -> dict[str, Cell]:
-    """(model and where) -> cell."""
-    return {name: Cell(each) for name, each in reports.by(rows, lambda row: row["cell"]).items()}
-
-
-def titled(name: str) -> list[str]:
-    model, where = name.split(" | ")
-    return [NAMES[model], where]
-
-
-def ratios(found: dict[str, Cell]) -> str:
+def ratios(found: Cells) -> str:
     lines = []
     for name, cell in found.items():
-        for peer in (kind for kind in cell.seconds if kind in PEERS):
-            for ours in (kind for kind in cell.seconds if kind not in PEERS):
-                apart = "other draws" if "batches" in name else f"{cell.apart(peer, ours):.0e}"
-                times = (f"{cell.milliseconds(ours):.0f}", PEERS[peer], f"{cell.milliseconds(peer):.0f}")
-                lines.append([*titled(name), f"`{ours}`", *times, cell.over(peer, ours), apart])
-    heads = ("model", "where", "ours", "its epoch, ms", "peer", "peer's, ms", "peer / ours", "losses differ by")
-    return reports.table(heads, lines)
+        peers, ours = ([kind for kind in cell if (kind in PEERS) == theirs] for theirs in (True, False))
+        for peer, mine in itertools.product(peers, ours):
+            theirs, base = cell[peer], cell[mine]
+            apart = max(abs(theirs["loss"][i] / loss - 1) for i, loss in list(base["loss"].items())[:3])
+            losses = "other draws" if "batches" in name else f"{apart:.0e}"
+            times = (f"{base['ms']:.0f}", PEERS[peer], f"{theirs['ms']:.0f}")
+            lines.append([*name, f"`{mine}`", *times, over(theirs, base), losses])
+    return reports.table(RATIOS, lines)
 
 
-def memory(found: dict[str, Cell]) -> str:
+def memory(found: Cells) -> str:
     lines = []
     for name, cell in found.items():
-        for kind, row in cell.memory.items():
-            faults = cell.rounds[kind][max(cell.rounds[kind])]["page_faults"]
-            sizes = (f"{row['live_mib']:.0f}", f"{row['rss_mib']:.0f}", f"{faults:,}")
-            lines.append([*titled(name), PEERS.get(kind, f"`{kind}`"), *sizes])
-    heads = ("model", "where", "program", "live peak, MiB", "resident above a bare start, MiB", "page faults")
-    return reports.table(heads, lines)
+        for kind, program in reversed(cell.items()):  # first rounds begin with the last program
+            sizes = (f"{program['live_mib']:.0f}", f"{program['rss_mib']:.0f}", f"{program['page_faults']:,}")
+            lines.append([*name, PEERS.get(kind, f"`{kind}`"), *sizes])
+    return reports.table(MEMORY, lines)
 
 
-def growth(found: dict[str, Cell]) -> str:
+def growth(found: Cells) -> str:
     lines = []
-    for name, cell in found.items():
-        model, where = titled(name)
+    for (model, where), cell in found.items():
         if where.startswith(("sbm", "debian", "rmat")) or where == "1 thread":
-            each = [
-                f"{1e6 * cell.milliseconds(kind) / cell.edges:.0f}" if kind in cell.seconds else "-"
-                for kind in (*OURS, "dgl")
-            ]
-            lines.append([model, "sbm" if where == "1 thread" else where, f"{cell.edges:,}", *each])
-    return reports.table(("model", "graph", "edges", *(f"`{kind}`" for kind in OURS), "DGL"), lines)
+            edges = next(iter(cell.values()))["edges"]
+            each = [f"{1e6 * cell[kind]['ms'] / edges:.0f}" if kind in cell else "-" for kind in (*OURS, "dgl")]
+            lines.append([model, "sbm" if where == "1 thread" else where, f"{edges:,}", *each])
+    return reports.table(GROWTH, lines)
 
 
 def report(files: Files) -> None:
     """Print the tables. The committed folder has two more sets of lines: before ADR 52, and compiled PyG."""
     found, before, later = (cells(files.read(name)) for name in ("results", "before", "compiled"))
     print(f"### a peer's epoch over ours, in the same round\n\n{ratios(found)}")
+    both = [(name, cell, found[name]) for name, cell in before.items() if name in found and "dgl" in cell]
+    lines = [[*name, *(over(c["dgl"], c[kind]) for kind in OURS for c in pair)] for name, *pair in both]
     if before:
-        lines = [
-            [*titled(name), *(each.over("dgl", kind) for kind in OURS for each in (cell, found[name]))]
-            for name, cell in before.items()
-            if name in found and "dgl" in cell.seconds
-        ]
-        heads = ("DGL over `single` before", "after", "with `row_order=metis` before", "after")
-        reports.show("before and after", reports.table(("model", "where", *heads), lines))
+        reports.show("before and after", reports.table(BEFORE, lines))
     reports.show("memory of an epoch, and page faults of the last round", memory(found))
     reports.show("how cost grows: nanoseconds an edge, 1 thread", growth(found))
     if later:

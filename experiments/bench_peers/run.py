@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -51,40 +50,34 @@ class Worker:
     """A program under measurement: one process for each rank, idle until it is asked."""
 
     def __init__(self, kind: str, model: str, cell: Cell, folder: Path, pythons: Mapping[str, str]) -> None:
-        self.kind, self.processes, self.connections = kind, [], []
-        where = kind.split()[0].split("_")[0]
-        address = str(folder / f"{len(list(folder.iterdir()))}.{kind.replace(' ', '_')}")
+        self.kind = kind
+        where, ranks = kind.split()[0].split("_")[0], cell.get("ranks", 1) if kind in RANKED else 1
         threads = 2 if "threads=2" in kind else cell["threads"]
-        job = Job(str(folder), address, kind, cell["graph"], model, threads, cell.get("dropout", 0.0))
-        job = replace(job, ranks=cell.get("ranks", 1) if kind in RANKED else 1)
+        job = Job(str(folder), kind, cell["graph"], model, threads, cell.get("dropout", 0.0), ranks)
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "BENCH_KEY": KEY}
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "DGLBACKEND": "pytorch"}
         command = [pythons.get(where, sys.executable), str(HERE / SCRIPTS.get(where, "ours.py"))]
-        with Listener(address, family="AF_UNIX") as listener:
-            for rank in range(job.ranks):
-                asked = [*command, json.dumps(asdict(replace(job, rank=rank)))]
-                self.processes.append(subprocess.Popen(asked, env=environment, stdout=subprocess.DEVNULL))
-            for _ in self.processes:
-                self.connections.append(self._accepted(listener))
+        asked = [[*command, json.dumps(asdict(replace(job, rank=rank)))] for rank in range(ranks)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.processes = [subprocess.Popen(each, env=environment, **pipes) for each in asked]
+        self.answers()  # each has loaded
 
-    def _accepted(self, listener: Listener) -> Connection:
-        """The next rank that has loaded; SystemExit where one ended before."""
-        listener._listener._socket.settimeout(1)  # Listener has no timeout of its own
-        while True:
-            try:
-                return listener.accept()
-            except TimeoutError:
-                if any(process.poll() is not None for process in self.processes):
-                    raise SystemExit(f"a rank of {self.kind} ended before its first epoch") from None
+    def answers(self) -> list[Any]:
+        """Return the next answer of each rank. SystemExit if one has ended."""
+        lines = [process.stdout.readline() for process in self.processes]
+        if not all(lines):
+            raise SystemExit(f"a rank of {self.kind} ended")
+        return list(map(json.loads, lines))
 
     def ask(self, what: str) -> list[dict[str, Any]]:
-        for connection in self.connections:
-            connection.send(what)
-        return [connection.recv() for connection in self.connections]
+        for process in self.processes:
+            process.stdin.write(f"{what}\n")
+            process.stdin.flush()
+        return self.answers()
 
     def stop(self) -> None:
-        for connection in self.connections:
-            connection.send("stop")
+        for process in self.processes:
+            process.stdin.close()
         for process in self.processes:
             process.wait(timeout=60)
 

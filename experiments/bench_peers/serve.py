@@ -1,7 +1,7 @@
 """What every worker of bench_peers shares, in any environment: the graph, initial weights, and epochs on demand.
 
-A worker is a process (or several ranks, each one) that loads, connects to the study and runs one epoch whenever it is
-asked, so that epochs of different programs take turns on an idle machine. Needs numpy and torch alone.
+A worker is a process (or several ranks, each one) that loads, and runs one epoch whenever its standard input asks, so
+that epochs of different programs take turns on an idle machine. Needs numpy and torch alone.
 """
 
 import json
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Client
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,6 @@ class Job:
     """What a worker is asked for; the command line holds it as JSON."""
 
     folder: str
-    address: str
     kind: str
     graph: str
     model: str
@@ -77,28 +75,24 @@ def training(model: nn.Module, logits: Callable[[], Tensor], y: Tensor, train: T
     return epoch
 
 
-class Resident:
-    """The resident set: now, and its highest value while `watching` (sampled, since Linux keeps one peak a life)."""
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    def __init__(self) -> None:
-        self.page = os.sysconf("SC_PAGE_SIZE")
 
-    def now(self) -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * self.page
+def resident_peak(epoch: Epoch) -> int:
+    """Return the highest resident set in an epoch, sampled: Linux keeps one peak a life."""
+    seen, done = [resident()], threading.Event()
 
-    def peak_of(self, epoch: Epoch) -> int:
-        highest, done = [self.now()], threading.Event()
+    def watch() -> None:
+        while not done.wait(0.002):
+            seen.append(resident())
 
-        def watch() -> None:
-            while not done.wait(0.002):
-                highest[0] = max(highest[0], self.now())
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        epoch()
-        done.set()
-        thread.join()
-        return max(highest[0], self.now())
+    thread = threading.Thread(target=watch)
+    thread.start()
+    epoch()
+    done.set()
+    thread.join()
+    return max(*seen, resident())
 
 
 def live_peak(epoch: Epoch) -> int:
@@ -118,23 +112,24 @@ def live_peak(epoch: Epoch) -> int:
 
 
 def serve(job: Job, make: Callable[[], Epoch]) -> None:
-    """Build what runs epochs, then answer the study until it hangs up."""
+    """Build what runs epochs, then answer each line of the study by one of JSON, until it hangs up."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what libraries print
     torch.set_num_threads(job.threads)
-    resident = Resident()
-    bare = resident.now()
-    epoch = make()
-    with Client(job.address, family="AF_UNIX") as study:
-        while (asked := study.recv()) != "stop":
-            if asked == "epoch":
-                faults = page_faults()
-                began = time.perf_counter()
-                loss = epoch()
-                study.send(
-                    {"seconds": time.perf_counter() - began, "loss": loss, "page_faults": page_faults() - faults}
-                )
-            else:
-                peak = resident.peak_of(epoch)
-                study.send({"rss_mib": (peak - bare) / 2**20, "live_mib": live_peak(epoch) / 2**20})
+    bare, epoch = resident(), make()
+
+    def tell(answer: object) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    tell("ready")
+    for asked in sys.stdin:
+        if asked == "epoch\n":
+            faults, began = page_faults(), time.perf_counter()
+            loss = epoch()
+            seconds = time.perf_counter() - began
+            tell({"seconds": seconds, "loss": loss, "page_faults": page_faults() - faults})
+        else:
+            tell({"rss_mib": (resident_peak(epoch) - bare) / 2**20, "live_mib": live_peak(epoch) / 2**20})
 
 
 def page_faults() -> int:

@@ -10,18 +10,16 @@ autograd has put the gradient in its place.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import socket
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any  # third-party code without types
+from unittest.mock import MagicMock
 
 import numpy as np
 import torch
@@ -29,52 +27,23 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 2
-
-
-class Nothing:
-    """A stream, an event, a memory statistic: whatever is asked of it does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_args, **_kwargs: Nothing()
-
-
-@contextlib.contextmanager
-def no_stream(_: object) -> Iterator[None]:
-    yield
-
-
-class CudaOnCpu:
-    """torch.cuda of the public code."""
-
-    Stream = Event = Nothing
-    stream = staticmethod(no_stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_args, **_kwargs: Nothing() if name == "current_stream" else 0
-
-
-class TorchOnCpu:
-    """torch of the public code: tensors on a GPU, or in pinned memory, are plain ones."""
-
-    cuda = CudaOnCpu()
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(torch, name)
-        return plain(found) if name in ("zeros", "zeros_like", "arange", "as_tensor") else found
-
-    @staticmethod
-    def device(*_: object) -> torch.device:
-        return torch.device("cpu")
-
-
-def plain(make: Any) -> Any:
-    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return make(*args, **{k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")})
-
-    return made
-
-
+UNUSED = ("ogb", "ogb.nodeproppred", "sklearn", "sklearn.preprocessing", "sklearn.metrics")
 LOSSES: list[float] = []
+
+
+def on_cpu() -> types.ModuleType:
+    """Return torch of the public code: streams and events do nothing, tensors on a GPU or in pinned memory are plain
+    ones."""
+
+    def plain(make: Any) -> Any:
+        return lambda *args, device=None, pin_memory=None, **kwargs: make(*args, **kwargs)
+
+    module = types.ModuleType("torch")
+    vars(module).update(vars(torch), cuda=MagicMock(), device=lambda *_: torch.device("cpu"))
+    vars(module).update({name: plain(vars(torch)[name]) for name in ("zeros", "zeros_like", "arange", "as_tensor")})
+    for what in ("memory_allocated", "max_memory_allocated", "memory_reserved"):  # which it divides and prints
+        setattr(module.cuda, what, lambda: 0)
+    return module
 
 
 class Recorded(torch.nn.CrossEntropyLoss):
@@ -88,37 +57,24 @@ class WholeSum:
     """Its reducer: gradients are summed over ranks once all of them are there."""
 
     def init(self, model: torch.nn.Module) -> None:
-        self.waiting: list[tuple[torch.nn.Parameter, int]] = []
+        self.params = list(model.parameters())
 
     def reduce(self, param: torch.nn.Parameter, name: str, data: torch.Tensor, n_train: int) -> None:
-        self.waiting.append((param, n_train))
+        self.n_train = n_train
 
     def synchronize(self) -> None:
-        where = {id(param): i for i, param in enumerate(self.order)}
-        for param, n_train in sorted(self.waiting, key=lambda each: where[id(each[0])]):
+        for param in self.params:
             dist.all_reduce(param.grad)
-            param.grad /= n_train
-        self.waiting.clear()
-
-    order: tuple[torch.nn.Parameter, ...] = ()
+            param.grad /= self.n_train
 
 
 def load(code: str, inputs: Any) -> tuple[types.ModuleType, types.ModuleType]:
     """Its modules `train` and `helper.utils`, prepared."""
-    torch.Tensor.cuda = lambda self, *_args, **_kwargs: self
-    torch.Tensor.pin_memory = lambda self, *_args, **_kwargs: self
-    torch.nn.Module.cuda = lambda self, *_args, **_kwargs: self
+    for each in (torch.Tensor, torch.nn.Module):
+        each.cuda = each.pin_memory = lambda self, *_args, **_kwargs: self
     torch.nn.CrossEntropyLoss = Recorded
-    for name, members in {
-        "ogb": (),
-        "ogb.nodeproppred": ("DglNodePropPredDataset",),
-        "sklearn": (),
-        "sklearn.preprocessing": ("StandardScaler",),
-        "sklearn.metrics": ("f1_score",),
-    }.items():
-        module = sys.modules.setdefault(name, module_from_spec(ModuleSpec(name, None)))
-        for member in members:
-            setattr(module, member, None)
+    for name in UNUSED:
+        sys.modules.setdefault(name, MagicMock(__spec__=ModuleSpec(name, None)))
     import dgl
     import dgl.distributed.partition
     import dgl.function
@@ -132,16 +88,14 @@ def load(code: str, inputs: Any) -> tuple[types.ModuleType, types.ModuleType]:
     from helper import context, utils
 
     for module in list(sys.modules.values()):
-        lies_there = str(getattr(module, "__file__", None)).startswith(code)
-        if lies_there and getattr(module, "torch", None) is torch:
-            module.torch = TorchOnCpu()
+        if str(getattr(module, "__file__", None)).startswith(code) and getattr(module, "torch", None) is torch:
+            module.torch = on_cpu()
 
     def graph(*_: object) -> tuple[Any, int, int]:
         made = dgl.graph(tuple(torch.from_numpy(inputs["edge_index"])), num_nodes=len(part_of))
-        for ours, theirs in (("x", "feat"), ("y", "label")):
-            made.ndata[theirs] = torch.from_numpy(inputs[ours])
-        for mask in ("train_mask", "val_mask", "test_mask"):
-            made.ndata[mask] = torch.from_numpy(inputs[mask])
+        masks = {mask: mask for mask in ("train_mask", "val_mask", "test_mask")}
+        for name, given in {"feat": "x", "label": "y", **masks}.items():
+            made.ndata[name] = torch.from_numpy(inputs[given])
         made = dgl.add_self_loop(dgl.remove_self_loop(made))
         return made, inputs["x"].shape[1], int(inputs["y"].max()) + 1
 
@@ -158,7 +112,6 @@ def load(code: str, inputs: Any) -> tuple[types.ModuleType, types.ModuleType]:
             else:
                 layer.linear1.weight.data, layer.linear1.bias.data = own, bias
                 layer.linear2.weight.data, layer.linear2.bias = neighbours, None
-        WholeSum.order = tuple(model.parameters())
         return model
 
     cut = utils.partition_graph

@@ -11,11 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any  # of JSON
 
-import numpy as np
-
-HERE = Path(__file__).parent
-
 import blocks
+import numpy as np
 import records
 from records import Files
 
@@ -87,7 +84,7 @@ def export(file: Path, seed: int) -> str:
 def original(python: str, code: Path, method: str, folder: Path, arguments: list[str]) -> list[float]:
     """Losses of the public code."""
     out = folder / "losses.json"
-    command = [python, str(HERE / "original.py"), f"--method={method}", f"--code={code}"]
+    command = [python, str(Path(__file__).with_name("original.py")), f"--method={method}", f"--code={code}"]
     command += [f"--inputs={folder / 'inputs.npz'}", f"--out={out}", *THEIRS, *arguments]
     blocks.output_of(command, env={**os.environ, "DGLBACKEND": "pytorch", "PYTHONPATH": ""})
     return json.loads(out.read_text(encoding="utf-8"))

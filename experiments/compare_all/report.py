@@ -9,20 +9,23 @@ from pathlib import Path
 import blocks
 import pandas
 import reports
-from compare_all import figures, glance, shares
+from compare_all import figures
 from compare_all.cells import (
-    VERDICTS,
-    Cells,
+    ACCURACY,
+    GLANCE,
+    LINKS,
+    NOTE,
     Row,
     Rows,
     best_baseline,
     by_cell,
     differences,
+    glance,
     points,
     speedups,
     verdicts,
 )
-from compare_all.studies import QUICK, STUDIES, TRIALS, listed, num_runs
+from compare_all.run import QUICK, STUDIES, TRIALS, TUNED, listed, num_runs
 from records import Files
 
 from gnnpar.report import exports
@@ -31,26 +34,34 @@ from gnnpar.report.exports import group_table
 from gnnpar.report.formatting import interval
 from gnnpar.report.page import write_page
 from gnnpar.report.runs import collect
-from gnnpar.report.statistics import mean, non_inferiority
+from gnnpar.report.statistics import Estimate, mean, non_inferiority
 
 FIGURES = ("figure.svg", "datasets.svg", "target.svg", "rivals.svg", "deep.svg", "shares.svg")
-TIMED = ("speed", "paced", "quick_speed", "quick_paced")
-TRIED = ("| strategy | as it comes | tuned | gain | over single, both tuned | verdict |", "|" + "---|" * 6)
-ACCURACY = ("strategy", "cells", *VERDICTS, "unfit", "mean difference", "worst", "where the control is inferior")
-NOTE = "A rehearsal in small: these figures show that everything runs, and nothing else.\n"
+TRIED = ("strategy", "as it comes", "tuned", "gain", "over single, both tuned", "verdict")
+REHEARSED = "A rehearsal in small: these figures show that everything runs, and nothing else.\n"
 
 
 def text(found: Mapping[str, Rows]) -> Iterable[str]:
     """What each strategy comes to over all studies, then a table a study."""
-    yield from over_all(
-        by_cell({name: rows for name, rows in found.items() if name in TIMED}),
-        by_cell({name: rows for name, rows in found.items() if trained(name)}),
-    )
+    timed = by_cell({name: rows for name, rows in found.items() if name.removeprefix("quick_") in LINKS})
+    over_seeds = by_cell({name: rows for name, rows in found.items() if trained(name)})
+    yield f"### At a glance\n\n{reports.table(GLANCE, glance(timed, over_seeds), rule=' --- |')}\n\n{NOTE}"
+    for title, base in (("over vanilla", "vanilla"), ("over the best exact or bf16 baseline", None)):
+        if timed:
+            yield f"### Epochs {title}: times faster, and the geometric mean over all cells\n"
+            against = [base or best_baseline(methods) for methods in timed.values()]
+            cells = [f"{study} {model}, over {name}" for (study, model), name in zip(timed, against, strict=True)]
+            yield reports.table(["strategy", *cells, "all"], speedups(timed, base), rule=" --- |") + "\n"
+    if over_seeds:
+        yield "### Accuracy over all cells: not inferior to single by 0.3 points?\n"
+        yield reports.table(ACCURACY, verdicts(over_seeds), rule=" --- |") + "\n"
     for name, rows in found.items():
         yield f"### {name}\n"
         if len(rows) < num_runs(name):
             yield f"{(STUDIES | QUICK)[name].note}; {len(rows)} of its {num_runs(name)} runs are here.\n"
-        yield "\n".join(trials(rows)) if name in TRIALS else markdown(compared(name, rows))
+        one = compared(name, rows)
+        shown = exports.as_markdown(group_table(one.groups, one.baseline), exports.notes_of(one))
+        yield trials(rows) if name in TRIALS else shown
 
 
 def trained(name: str) -> bool:
@@ -65,51 +76,35 @@ def compared(name: str, rows: Rows) -> Comparison:
         return compare(collect([Path(folder)]), baseline="graph_parallel" if "paced" in name else "single")
 
 
-def markdown(found: Comparison) -> str:
-    """Return a line for each configuration, and the notes."""
-    return exports.as_markdown(group_table(found.groups, found.baseline), exports.notes_of(found))
-
-
-def over_all(timed: Cells, trained: Cells) -> Iterable[str]:
-    """All strategies at a glance; then speeds and verdicts by cell."""
-    yield "### At a glance\n"
-    yield reports.table(glance.HEADINGS, glance.lines(timed, trained), rule=" --- |") + "\n"
-    yield glance.NOTE
-    for title, base in (("over vanilla", "vanilla"), ("over the best exact or bf16 baseline", None)):
-        if timed:
-            yield f"### Epochs {title}: times faster, and the geometric mean over all cells\n"
-            against = [base or best_baseline(methods) for methods in timed.values()]
-            cells = [f"{study} {model}, over {name}" for (study, model), name in zip(timed, against, strict=True)]
-            yield reports.table(["strategy", *cells, "all"], speedups(timed, base), rule=" --- |") + "\n"
-    if trained:
-        yield "### Accuracy over all cells: not inferior to single by 0.3 points?\n"
-        yield reports.table(ACCURACY, verdicts(trained), rule=" --- |") + "\n"
-
-
 def in_order(name: str, rows: Rows) -> Rows:
     """As the study lists its jobs, whatever was done first. Early lines of `accuracy` name the method alone."""
     place = {job: i for i, job in enumerate(listed(name))}
 
-    def at(row: Row) -> int:
-        names = row["job"], f"{row['result']['model']} {row['job']}"
-        return next((place[name] for name in names if name in place), len(place))
+    def at(row: Row) -> tuple[int, int]:
+        full = f"{row['result']['model']} {row['job']}"
+        return place.get(row["job"], place.get(full, len(place))), row["block"]
 
-    return sorted(rows, key=lambda row: (at(row), row["block"]))
+    return sorted(rows, key=at)
 
 
-def trials(rows: Rows) -> Iterable[str]:
+def trials(rows: Rows) -> str:
     """Default and tuned rows, tuned ones held against `single` with as many trials (rule 14)."""
+
+    def average(values: Iterable[float]) -> Estimate | None:
+        return mean(found) if (found := list(values)) else None
+
+    shown = ""
     for (_, model), methods in by_cell({"tuned": rows}).items():
-        yield from ("", f"{model}:", "", *TRIED)
-        for name in (name for name in methods if not name.endswith(", tuned")):
-            ours, best = methods[name], methods.get(f"{name}, tuned", ())
-            gap = differences(best, methods.get("single, tuned", ()))
-            cells = [interval(mean(list(points(each).values()))) if each else "-" for each in (ours, best)]
-            gain = differences(best, ours)
-            cells += [interval(mean(each), signed=True) if each else "-" for each in (gain, gap)]
+        lines = []
+        for name in (name for name in methods if not name.endswith(TUNED)):
+            ours, best = methods[name], methods.get(f"{name}{TUNED}", ())
+            gap = differences(best, methods.get(f"single{TUNED}", ()))
+            cells = [interval(average(points(each).values())) for each in (ours, best)]
+            cells += [interval(average(each), signed=True) for each in (differences(best, ours), gap)]
             verdict = "baseline" if name == "single" else non_inferiority(gap, 0.3) if gap else "-"
-            yield f"| {name} | {' | '.join(cells)} | {verdict} |"
-    yield ""
+            lines.append([name, *cells, verdict])
+        shown += f"\n{model}:\n\n{reports.table(TRIED, lines)}\n"
+    return shown
 
 
 def draw(found: Mapping[str, Rows], folder: Path, prefix: str) -> None:
@@ -122,7 +117,7 @@ def draw(found: Mapping[str, Rows], folder: Path, prefix: str) -> None:
         figures.datasets({name: plain[name] for name in names if name in plain}, at[file])
     figures.to_target({n: rows for n, rows in plain.items() if "target" in n}, at["target.svg"])
     if {"speed", "paced"} <= found.keys():
-        shares.draw(found, at["shares.svg"])
+        figures.shares(found, at["shares.svg"])
 
 
 PAGE = """<!doctype html>
@@ -163,7 +158,7 @@ def report(files: Files, *, quick: bool = False, page: str = "") -> None:
     found = {name: in_order(name, rows) for name, rows in read.items() if rows}
     if not found:
         raise SystemExit(f"no lines of a study in {files.folder}; study.py run writes them")
-    said = (NOTE if quick else "") + "\n".join(text(found))
+    said = (REHEARSED if quick else "") + "\n".join(text(found))
     print(said)
     place = Path(page) if page else files.figure.parent
     place.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ search is random, not adaptive: no strategy's luck steers it. Trials are trained
 goes to OUT, the choices with their provenance to its name with .chosen.json. A search that was stopped goes on.
 """
 
-import argparse
 import json
 import math
 import random
@@ -28,6 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import blocks
 import records
+import study
 
 from gnnpar.paths import conf_dir
 from gnnpar.settings import ConfigError, closest
@@ -41,34 +41,29 @@ def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> l
     """The overrides that were best on validation, to be appended to the job's; none where the job as it stands was.
 
     space: names of conf/tune, with commas; the strategy's own knobs are added where there are any. out: JSON lines,
-    which several jobs may share, or a folder for trials.jsonl. ConfigError: the space or the job cannot be; SystemExit:
-    the job does not run.
+    which several jobs may share. ConfigError: the space or the job cannot be; SystemExit: the job does not run.
     """
     if trials < 1:
         raise ConfigError(f"trials={trials} tries nothing; take 1 (the job as it stands) or more")
     job = checked(job)
-    keys = space_of(space, job)
-    file = out if out.suffix == ".jsonl" else out / "trials.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    name, known, began, tried = " ".join(job), records.read(file), time.perf_counter(), 0
-    if there := sum((row["job"], row["seed"]) == (name, seed) for row in known):
-        print(f"{there} trials of it are in {file} already", flush=True)
-    found: list[dict[str, Any]] = []
-    for trial in range(trials):
-        asked = {"job": name, "seed": seed, "trial": trial, "overrides": draw(keys, trial, seed)}
-        row = next((row for row in known if asked.items() <= row.items()), None)
+    keys, known, name = space_of(space, job), records.read(out), " ".join(job)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    asked = [{"job": name, "seed": seed, "trial": k, "overrides": draw(keys, k, seed)} for k in range(trials)]
+    rows = [next((row for row in known if each.items() <= row.items()), None) for each in asked]
+    clock, found = blocks.Clock(rows.count(None)), list[dict[str, Any]]()
+    for each, row in zip(asked, rows, strict=True):
+        found.append(row or each | attempt([*job, *each["overrides"]], FIRST_SEED + seed))
         if row is None:
-            row, tried = asked | attempt([*job, *asked["overrides"]], FIRST_SEED + seed), tried + 1
-            if trial == 0 and row["error"]:  # the job itself is wrong: nothing of it is kept
-                raise SystemExit(row["error"])
-            records.append(file, [row])
-            report(row, trials, found, (time.perf_counter() - began) / tried)
-        found.append(row)
-    best = chosen(found)
+            if found[0]["error"]:  # the job itself is wrong: nothing of it is kept
+                raise SystemExit(found[0]["error"])
+            records.append(out, found[-1:])
+            best, last = chosen(found), found[-1]
+            said = last["error"] or f"val {last['val']:.4f} (best {best['val']:.4f} of trial {best['trial']})"
+            clock.tell(f"{' '.join(last['overrides']) or 'as it stands'}: {said}")
     if trials > 1 and all(row["error"] for row in found[1:]):
         raise ConfigError(f"no trial of space {space} ran: {found[1]['error']}")
-    freeze(file.with_suffix(".chosen.json"), best, space=space, keys=keys, found=found)
-    return best["overrides"]
+    freeze(out.with_suffix(".chosen.json"), chosen(found), space=space, keys=keys, found=found)
+    return chosen(found)["overrides"]
 
 
 def attempt(overrides: Sequence[str], seed: int) -> dict[str, Any]:
@@ -91,24 +86,13 @@ def chosen(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return max(rows, key=lambda row: (-math.inf if row["val"] is None else row["val"], -row["trial"]))
 
 
-def report(row: Mapping[str, Any], trials: int, before: Sequence[dict[str, Any]], each: float) -> None:
-    """A line a trial."""
-    best = chosen([*before, dict(row)])
-    said = row["error"] or f"val {row['val']:.4f} (best {best['val']:.4f} of trial {best['trial']})"
-    left = each * (trials - row["trial"] - 1)
-    print(
-        f"{row['trial'] + 1}/{trials} {' '.join(row['overrides']) or 'as it stands'}: {said}, {left:.0f} s left",
-        flush=True,
-    )
-
-
 def freeze(file: Path, best: Mapping[str, Any], *, space: str, keys: Space, found: Sequence[Mapping[str, Any]]) -> None:
     """The choice in the file of choices, in the place of an earlier one of the same job and seed."""
     rest = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     rest = [entry for entry in rest if (entry["job"], entry["seed"]) != (best["job"], best["seed"])]
-    budget = {"trials": len(found), "epochs": best["epochs"], "failed": sum(bool(row["error"]) for row in found)}
-    default = {"default_val": found[0]["val"]}
-    entry = {**best, **default, **budget, "space": space, "keys": keys}
+    failed = sum(bool(row["error"]) for row in found)
+    budget = {"trials": len(found), "epochs": best["epochs"], "failed": failed, "space": space, "keys": keys}
+    entry = {**best, "default_val": found[0]["val"], **budget}
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps([*rest, entry], indent=1) + "\n", encoding="utf-8")
     partial.replace(file)
@@ -182,23 +166,24 @@ def _drawn(of: object, rng: random.Random, where: str) -> str:
     return f"{rng.uniform(of.start, of.end):.4g}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="+", help="of gnnpar train; strategy=A,B: one search each, of equal budget")
-    parser.add_argument("--space", help="names in conf/tune, with commas (the model's)")
-    parser.add_argument("--trials", type=int, default=16, help="trial 0 is the job as it stands (16)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn; another one is another search (0)")
-    parser.add_argument("--out", type=Path, default=HERE / "tune.jsonl", help="JSON lines, one a trial")
-    options = parser.parse_args(argv)
-    space = options.space or chosen_in("model", options.overrides) or "gcn"
-    strategies = (chosen_in("strategy", options.overrides) or "graph_parallel").split(",")
-    rest = [o for o in options.overrides if not o.startswith("strategy=")]
+def search(*overrides: str, space: str = "", trials: int = 16, seed: int = 0, out: Path = HERE / "tune.jsonl") -> None:
+    """Tune overrides of gnnpar train; strategy=A,B: one search each, of equal budget.
+
+    space: names in conf/tune, with commas (the model's). trials: trial 0 is the job as it stands (16). seed: of what is
+    drawn; another one is another search (0). out: JSON lines, one a trial.
+    """
+    space = space or chosen_in("model", overrides) or "gcn"
+    rest = [o for o in overrides if not o.startswith("strategy=")]
+    for strategy in (chosen_in("strategy", overrides) or "graph_parallel").split(","):
+        print(f"{strategy}: {trials} trials of space {space}", flush=True)
+        best = tuned([f"strategy={strategy}", *rest], space=space, trials=trials, seed=seed, out=out)
+        print(f"{strategy}: {' '.join(best) or 'as it stands'}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    given = study.options(search, argv)
     try:
-        for strategy in strategies:
-            print(f"{strategy}: {options.trials} trials of space {space}", flush=True)
-            job = [f"strategy={strategy}", *rest]
-            best = tuned(job, space=space, trials=options.trials, seed=options.seed, out=options.out)
-            print(f"{strategy}: {' '.join(best) or 'as it stands'}", flush=True)
+        search(*given.pop("overrides"), **given)
     except ConfigError as error:
         complain(str(error))
         return 2
@@ -206,4 +191,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -49,16 +49,9 @@ class Race:
 
 
 def with_edges(dataset: Dataset, edges: EdgeData) -> Dataset:
-    return Dataset.of(
-        dataset.name,
-        x=dataset.x,
-        y=dataset.y,
-        edge_index=dataset.edge_index,
-        masks=(dataset.train_mask, dataset.val_mask, dataset.test_mask),
-        num_classes=dataset.num_classes,
-        task=dataset.task,
-        edges=edges,
-    )
+    kept = {key: vars(dataset)[key] for key in ("x", "y", "edge_index", "num_classes", "task")}
+    masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
+    return Dataset.of(dataset.name, **kept, masks=masks, edges=edges)
 
 
 def typed(nodes: int) -> Dataset:
@@ -111,44 +104,33 @@ def rows_of(dataset: Dataset, width: int) -> tuple[Tensor, Tensor]:
 
 
 def layer_race(
-    case: str,
-    dataset: Dataset,
-    ours: nn.Module,
-    theirs: Mapping[str, Callable[..., Tensor]],
-    *,
-    width: int,
-    edges: Tensors,
+    case: str, dataset: Dataset, ours: nn.Module, theirs: Mapping[str, nn.Module], width: int, *more: Tensor
 ) -> Race:
+    """`more`: what theirs are called with behind rows and edges."""
     g = view_of(dataset)
     x, grad = rows_of(dataset, width)
     calls = {OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad)}
     for name, layer in theirs.items():
-        calls[name] = both_ways(lambda h, layer=layer: layer(h, *edges), layer, x, grad)
+        calls[name] = both_ways(lambda h, layer=layer: layer(h, dataset.edge_index, *more), layer, x, grad)
     return Race("layers", case, dataset, calls, equal=True)
 
 
 def relational_layer(dataset: Dataset) -> Race:
     ours = construct(lambda: RGCNConv(RGCN(num_relations=RELATIONS), NARROW, NARROW), 0)
     theirs = {kind.__name__: kind(NARROW, NARROW, RELATIONS) for kind in (pyg.RGCNConv, pyg.FastRGCNConv)}
-    with torch.no_grad():
-        for layer in theirs.values():
-            layer.weight.copy_(ours.neighbours)
-            layer.root.copy_(ours.own.weight.T)
-    edges = (dataset.edge_index, dataset.edges.type)
-    return layer_race("R-GCN 32 to 32, 8 relations", dataset, ours, theirs, width=NARROW, edges=edges)
+    for layer in theirs.values():
+        layer.load_state_dict({"weight": ours.neighbours, "root": ours.own.weight.T}, strict=False)
+    return layer_race("R-GCN 32 to 32, 8 relations", dataset, ours, theirs, NARROW, dataset.edges.type)
 
 
 def attention_layer(dataset: Dataset) -> Race:
     how = {"heads": HEADS, "average": False, "slope": 0.2, "attention_dropout": 0.0}
     ours = construct(lambda: GATv2Conv(WIDE, WIDE, **how), 0)
     theirs = pyg.GATv2Conv(WIDE, WIDE // HEADS, HEADS, add_self_loops=False)
-    with torch.no_grad():
-        for linear, same in ((theirs.lin_l, ours.left), (theirs.lin_r, ours.right)):
-            linear.weight.copy_(same.weight)
-            linear.bias.copy_(same.bias)
-        theirs.att.copy_(ours.attention[None])
-    peers, edges = {"GATv2Conv": theirs}, (dataset.edge_index,)
-    return layer_race("GATv2 128 to 4 x 32", dataset, ours, peers, width=WIDE, edges=edges)
+    theirs.lin_l.load_state_dict(ours.left.state_dict())
+    theirs.lin_r.load_state_dict(ours.right.state_dict())
+    theirs.load_state_dict({"att": ours.attention[None]}, strict=False)
+    return layer_race("GATv2 128 to 4 x 32", dataset, ours, {"GATv2Conv": theirs}, WIDE)
 
 
 def dot_product_layer(dataset: Dataset) -> Race:
@@ -156,13 +138,10 @@ def dot_product_layer(dataset: Dataset) -> Race:
     ours = construct(lambda: TransformerConv(WIDE, WIDE, **how), 0)
     theirs = pyg.TransformerConv(WIDE, WIDE // HEADS, HEADS, beta=True)
     pairs = ((theirs.lin_key, ours.key), (theirs.lin_query, ours.query), (theirs.lin_value, ours.value))
-    with torch.no_grad():
-        for linear, same in (*pairs, (theirs.lin_skip, ours.skip), (theirs.lin_beta, ours.gate)):
-            linear.weight.copy_(same.weight)
-            if linear.bias is not None:
-                linear.bias.zero_() if same.bias is None else linear.bias.copy_(same.bias)
-    peers, edges = {"TransformerConv": theirs}, (dataset.edge_index,)
-    return layer_race("transformer 128 to 4 x 32", dataset, ours, peers, width=WIDE, edges=edges)
+    for linear, same in (*pairs, (theirs.lin_skip, ours.skip), (theirs.lin_beta, ours.gate)):
+        none = {"bias": torch.zeros(linear.out_channels)}  # where ours has none
+        linear.load_state_dict({**none, **same.state_dict()}, strict=False)
+    return layer_race("transformer 128 to 4 x 32", dataset, ours, {"TransformerConv": theirs}, WIDE)
 
 
 def sums(dataset: Dataset, width: int) -> Race:
@@ -199,11 +178,8 @@ def mapped(name: str, **kwargs: object) -> PyG:
 
 def relational_model(dataset: Dataset) -> Race:
     theirs = {"num_layers": 3, "hidden_channels": NARROW, "p": 0.5}
-    mapped, own = (
-        PyG(target="layer_speed.nets.RGCN", kwargs=theirs, self_loops=False),
-        RGCN(num_layers=3, hidden=NARROW, dropout=0.5),
-    )
-    return epochs("R-GCN", dataset, {MAPPED: mapped, OWN: own})
+    mapped = PyG(target="layer_speed.nets.RGCN", kwargs=theirs, self_loops=False)
+    return epochs("R-GCN", dataset, {MAPPED: mapped, OWN: RGCN(num_layers=3, hidden=NARROW, dropout=0.5)})
 
 
 def epochs(case: str, dataset: Dataset, sources: Mapping[str, ModelSource]) -> Race:

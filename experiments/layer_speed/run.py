@@ -4,7 +4,6 @@ Calls of a race take turns, in an order of the block's own, so that a slow minut
 checkout must be clean: each line names its commit.
 """
 
-import random
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,14 +11,14 @@ from pathlib import Path
 from typing import Any  # of JSON
 
 import torch
-from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests"))
 
 import records
+from blocks import shuffled
 from epochs import facts, peak_bytes
-from layer_speed.contenders import CLOSE, Call, Race, Tensors, races
+from layer_speed.contenders import CLOSE, Call, Race, races
 from records import Files
 
 import startup
@@ -51,27 +50,16 @@ def warm(call: Call) -> float:
     return first if first > LONG_SECONDS else seconds_of(call)
 
 
-def order_of(names: Iterable[str], block: int) -> list[str]:
-    names = sorted(names)
-    return random.Random(block).sample(names, len(names))
-
-
-def largest_difference(a: Tensors, b: Tensors) -> float:
-    """Of the output and of the gradient of the input: RMS of the difference over RMS."""
-
-    def relative(x: Tensor, y: Tensor) -> float:
-        return float((x.double() - y.double()).norm() / y.double().norm())
-
-    return max(relative(x, y) for x, y in zip(a[:2], b[:2], strict=True))
-
-
 def differences(race: Race) -> dict[str, float]:
-    """Of every call from the first, before anything is timed."""
+    """Of every call from the first, before anything is timed: of the output and of the gradient of the input, RMS of
+    the difference over RMS."""
     if not race.equal:
         return {}
-    first, *others = race.calls
-    expected = race.calls[first]()
-    found = {name: largest_difference(race.calls[name](), expected) for name in others}
+    expected, *others = ([each.double() for each in call()[:2]] for call in race.calls.values())
+    found = {
+        name: max(float((x - y).norm() / y.norm()) for x, y in zip(other, expected, strict=True))
+        for name, other in zip([*race.calls][1:], others, strict=True)
+    }
     if max(found.values()) > CLOSE:
         raise SystemExit(f"{race.case}: calls do not compute the same: {found}")
     return found
@@ -85,27 +73,26 @@ def measure(race: Race, *, blocks: int, threads: Iterable[int]) -> Iterator[dict
         torch.set_num_threads(count)
         times = {name: max(1, round(BLOCK_SECONDS / warm(call))) for name, call in race.calls.items()}
         for block in range(blocks):
-            seconds = {name: seconds_of(race.calls[name], times[name]) for name in order_of(race.calls, block)}
+            seconds = {name: seconds_of(race.calls[name], times[name]) for name in shuffled(race.calls, block)}
             yield {**row, "threads": count, "block": block, "calls": times, "seconds": seconds, **facts()}
     torch.set_num_threads(1)
     peaks = {name: peak_bytes(call) for name, call in race.calls.items()}
     yield {**row, "difference": agreed, "peak_bytes": peaks, **facts()}
 
 
-def commands(given: Mapping[str, object]) -> dict[str, list[str]]:
-    """The same training from the command line and from Python, on a graph of 3,000 nodes."""
-    given = {**given, "tracker.every": 1}
-    overrides = [f"{key}={value}" for key, value in given.items()]
-    line = ["-P", "-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run", *overrides]
-    script = f"import gnnpar; gnnpar.train('gcn', 'sbm', epochs=3, folder='run', **{given!r})"
-    return {"gnnpar train": [sys.executable, *line], "gnnpar.train": [sys.executable, "-P", "-c", script]}
-
-
 def measure_start(case: str, *, blocks: int) -> Iterator[dict[str, Any]]:
-    """CPU seconds of all processes until the line of the first epoch. A line a block."""
-    both = commands(STARTS[case])
+    """The same training from the command line and from Python, on a graph of 3,000 nodes: CPU seconds of all processes
+    until the line of the first epoch. A line a block."""
+    given = {**STARTS[case], "tracker.every": 1}
+    line = ["-P", "-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run"]
+    script = f"import gnnpar; gnnpar.train('gcn', 'sbm', epochs=3, folder='run', **{given!r})"
+    both = {"gnnpar train": [*line, *(f"{key}={value}" for key, value in given.items())]}
+    both["gnnpar.train"] = ["-P", "-c", script]
     for block in range(blocks):
-        seconds = {name: startup.cpu_seconds_of(both[name], "epoch 1/", ROOT) for name in order_of(both, block)}
+        seconds = {
+            name: startup.cpu_seconds_of([sys.executable, *both[name]], "epoch 1/", ROOT)
+            for name in shuffled(both, block)
+        }
         yield {"part": "start", "case": case, "block": block, "seconds": seconds, **facts()}
 
 

@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ import triton
 from bench_peers.pyg_models import PyGModel, adjacency
 from epochs import Epoch, alone, gnnpar_epoch, models, pyg_epoch
 from records import Files
+from torch import Tensor
 
 from bench.graphs import GRAPHS, Size, draw
 from bench.report import commit, hardware
 from gnnpar.data.dataset import Dataset
-from gnnpar.models.gnn import ModelConfig
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.partition.partition import Random
@@ -62,25 +61,23 @@ def dataset_of(name: str, size: Size, device: torch.device) -> Dataset:
     )
 
 
-def theirs(data: Dataset, config: ModelConfig, device: torch.device, kind: str, *, csr: bool) -> Epoch:
-    widths = [FEATURES, *[config.hidden] * (config.num_layers - 1), CLASSES]
-    edges = data.edge_index.to(device)
-    model = PyGModel(kind, widths, heads=4, dropout=config.dropout).to(device)
-    return pyg_epoch(model, data, adjacency(edges, data.num_nodes) if csr else edges)
-
-
 def contenders(data: Dataset, kind: str, device: torch.device) -> Iterator[tuple[str, Callable[[], Epoch]]]:
     """Small graphs are bound by launches, so epochs are captured; large ones by memory, so parts lie out of core."""
 
     def ours(strategy: Single | SAR = Single(), **how: Any) -> Callable[[], Epoch]:
         return lambda: gnnpar_epoch(data, strategy, MODELS[kind], alone(device), by=Random(), **how)
 
-    pyg = partial(theirs, data, MODELS[kind], device, kind)
+    def pyg(graph_of: Callable[[Tensor, int], Tensor]) -> Epoch:
+        config = MODELS[kind]
+        widths = [FEATURES, *[config.hidden] * (config.num_layers - 1), CLASSES]
+        model = PyGModel(kind, widths, heads=4, dropout=config.dropout).to(device)
+        return pyg_epoch(model, data, graph_of(data.edge_index.to(device), data.num_nodes))
+
     yield "single", ours()
     yield "single, bf16", ours(dtype=torch.bfloat16)
     if kind != "gat":
-        yield "PyG, CSR", partial(pyg, csr=True)
-    yield "PyG, edge list", partial(pyg, csr=False)
+        yield "PyG, CSR", lambda: pyg(adjacency)
+    yield "PyG, edge list", lambda: pyg(lambda edges, _: edges)
     if data.num_edges >= LARGE:
         yield f"sar, {PARTS} parts out of core", ours(SAR(logical_parts=PARTS))
     elif device.type == "cuda":
@@ -144,18 +141,16 @@ def run(
                 "edges": data.num_edges,
                 "model": kind,
                 "contender": told,
-                **about,
-            }
-            if tuple(row[name] for name in KEY) in done or contender not in told:
+            } | about
+            if tuple(row[key] for key in KEY) in done or contender not in told:
                 continue
             if time.monotonic() - began > seconds:
                 print(f"{seconds:.0f} s are over: call it again to go on")
                 return
-            place = f"profile-{'-'.join((name, kind, told)).replace(', ', '-').replace(' ', '-')}.txt"
+            kept = files.folder / f"profile-{name}-{kind}-{told.replace(', ', '-').replace(' ', '-')}.txt"
             try:
                 warm_up = CAPTURED_BY if "captured" in told else WARM_UP
-                kept = files.folder / place if profile else None
-                found = measure(build, where, warm_up=warm_up, profile=kept)
+                found = measure(build, where, warm_up=warm_up, profile=kept if profile else None)
                 said = f"{statistics.median(found['milliseconds']):.2f} ms, {found['peak_mib'] or 0:.0f} MiB"
             except torch.OutOfMemoryError as error:  # is a result
                 said = str(error).strip().splitlines()[0][:74]

@@ -39,7 +39,7 @@ def row(job: str, *, model: str = "gcn", seed: int = 0, block: int = 0, seconds:
 
 def test_every_study_and_every_method_composes(module: Any) -> None:
     """Each study once, and each method once: a composition takes 0.1 s."""
-    studies, todo = module("studies"), dict[tuple[str, ...], list[str]]()
+    studies, todo = module("run"), dict[tuple[str, ...], list[str]]()
     for study in (*studies.STUDIES.values(), *studies.QUICK.values()):
         jobs = {each.place[-1]: each for each in study.variants()}
         methods = {tuple(o for o in study.methods[name]): list(each.overrides) for name, each in jobs.items()}
@@ -52,7 +52,7 @@ def test_every_study_and_every_method_composes(module: Any) -> None:
 
 
 def test_every_strategy_is_in_the_rehearsal_and_in_the_studies(module: Any) -> None:
-    studies = module("studies")
+    studies = module("run")
     there = {file.stem for file in (ROOT / "conf" / "strategy").glob("*.yaml")}
     for some in (studies.QUICK, studies.STUDIES):
         jobs = [job for study in some.values() for job in study.variants()]
@@ -64,7 +64,7 @@ def test_every_strategy_is_in_the_rehearsal_and_in_the_studies(module: Any) -> N
 
 def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
     """Protocol, rule 2."""
-    studies = module("studies")
+    studies = module("run")
     for name, study in studies.STUDIES.items():
         asked = {"single", "graph_parallel", "graph_parallel bf16", "minibatch", "control"}
         asked |= {"vanilla", "single, all threads"} if "quiet" in study.needs else set()
@@ -73,7 +73,7 @@ def test_every_study_has_its_baselines_and_its_control(module: Any) -> None:
 
 
 def test_measured_lines_belong_to_their_studies(module: Any) -> None:
-    studies = module("studies")
+    studies = module("run")
     for name, study in studies.STUDIES.items():
         jobs = {row["job"] for row in module("records").read(FOLDER / f"{name}.jsonl")}
         assert jobs - {*studies.listed(name), *(study.methods if name == "accuracy" else ())} == set(), name
@@ -124,7 +124,7 @@ def test_runs_over_seeds_train_side_by_side_and_tables_list_them_in_one_order(
         ["-m", "x=1", "seed=1"],
         ["-m", "hydra/launcher=parallel", "hydra.launcher.n_jobs=2", "x=1", "seed=0,1"],
     ]
-    first, second = (variant.name for variant in module("studies").STUDIES["tuned"].variants()[:2])
+    first, second = (variant.name for variant in module("run").STUDIES["tuned"].variants()[:2])
     rows = [row(second), row(f"{first}, tuned", block=1), row(f"{first}, tuned"), row(first)]
     found = [(r["job"], r["block"]) for r in report.in_order("tuned", rows)]
     assert found == [(first, 0), (f"{first}, tuned", 0), (f"{first}, tuned", 1), (second, 0)]
@@ -150,7 +150,8 @@ def test_a_failed_run_is_a_row_and_a_wrong_configuration_ends_the_study(module: 
 def test_a_tuned_job_is_the_job_and_what_its_trials_chose(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run, study = module("run"), module("studies").STUDIES["tuned"]
+    run = module("run")
+    study = run.STUDIES["tuned"]
     asked: list[Any] = []
 
     def tuned(job: list[str], *, space: str, trials: int, seed: int, out: Path) -> list[str]:
@@ -195,7 +196,7 @@ def test_verdicts_count_cells_and_leave_out_those_whose_control_passes(module: A
 
 def test_at_a_glance_a_line_a_strategy(module: Any) -> None:
     """Shares of vanilla over two models of one link, verdicts and the gradient's error over two cells."""
-    cells, glance = module("cells"), module("glance")
+    cells = module("cells")
 
     def timed(job: str, model: str, *, seconds: float, size: float) -> Any:
         found = row(f"{model} {job}", model=model, seconds=seconds)
@@ -219,8 +220,8 @@ def test_at_a_glance_a_line_a_strategy(module: Any) -> None:
     over_seeds["two"] += trained("graph_parallel", test=0.9, error=None, size=8)
     over_seeds["two"] += trained("bns", test=0.8, error=0.7, size=2)
     over_seeds["two"] += trained("hybrid 2x2", test=0.8, error=0.3, size=16, ranks=4)
-    lines = glance.lines(cells.by_cell({"speed": speed}), cells.by_cell(over_seeds))
-    found = {line[0]: dict(zip(glance.HEADINGS[1:], line[1:], strict=True)) for line in lines}
+    lines = cells.glance(cells.by_cell({"speed": speed}), cells.by_cell(over_seeds))
+    found = {line[0]: dict(zip(cells.GLANCE[1:], line[1:], strict=True)) for line in lines}
     assert set(found) == {"single", "vanilla", "minibatch", "control", "adaqp", "graph_parallel", "bns", "hybrid 2x2"}
     assert [*found["adaqp"].values()] == ["some", "1.00", "-", "0.38", "0.38", "2", "0", "0", "0.01 to 0.02"]
     assert [*found["minibatch"].values()] == ["some", "-", "-", "0.25", "0.25", "-", "-", "-", "-"]
@@ -233,7 +234,7 @@ def test_tuned_rows_are_held_against_a_tuned_baseline(module: Any) -> None:
     report = module("report")
     means = {"single": 0.80, "single, tuned": 0.85, "adaqp": 0.80, "adaqp, tuned": 0.84}
     rows = [row(f"gcn {job}", seed=s, test=mean + 1e-4 * s) for job, mean in means.items() for s in range(5)]
-    assert list(report.trials(rows))[-3:-1] == [
+    assert report.trials(rows).splitlines()[-2:] == [
         "| single | 80.020 ± 0.020 | 85.020 ± 0.020 | +5.000 ± 0.000 | +0.00 ± 0.00 | baseline |",
         "| adaqp | 80.020 ± 0.020 | 84.020 ± 0.020 | +4.000 ± 0.000 | -1.000 ± 0.000 | inferior |",
     ]

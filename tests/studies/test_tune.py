@@ -130,10 +130,10 @@ def test_what_cannot_be_tuned_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
         (["strategy=adaqp", "model=gcn,gat"], "gcn", 2, "model=gcn,gat: a search is of one configuration"),
     ):
         with pytest.raises(ConfigError) as caught:
-            tune.tuned(job, space=space, trials=trials, seed=0, out=tmp_path)
+            tune.tuned(job, space=space, trials=trials, seed=0, out=tmp_path / "trials.jsonl")
         assert said in str(caught.value)
     with pytest.raises(SystemExit, match="longer than the run"):
-        tune.tuned([*JOB, "strategy.codec.period=20"], space="gcn", trials=2, seed=0, out=tmp_path)
+        tune.tuned([*JOB, "strategy.codec.period=20"], space="gcn", trials=2, seed=0, out=tmp_path / "trials.jsonl")
     assert not (tmp_path / "trials.jsonl").exists()
     assert tune.main(["strategy=adaqp,sar", "model=gcn", "--space", "gcm", "--trials", "2"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
