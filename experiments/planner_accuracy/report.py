@@ -1,19 +1,22 @@
-"""How near predictions come: tables and figure.
+"""How near predictions come, configuration by configuration: tables and figure. planner_choice reads pairs, too.
 
 A configuration's measured time is the median of its launches' medians. Nothing is fitted to these lines; the
 column `corrected` multiplies a family's predictions by the geometric mean of measured over predicted of all others.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any  # of JSON
 
 import numpy as np
+import records
 import reports
-from planner_accuracy.pairs import KEYS, Pairs, by, median_error, ratio, read, spread
 from records import Files
 
 from gnnpar.planner.planner import USABLE
 
+KEYS = ("graph", "model", "ranks", "link")
 COLOURS = {"single": "#444444", "graph_parallel": "#1b9e77", "adaqp": "#d95f02", "sar": "#7570b3", "gnnpipe": "#e7298a"}
 FAMILIES = (
     "family",
@@ -25,6 +28,46 @@ FAMILIES = (
 )
 CELLS = (*KEYS, "candidates", "error, median", "Spearman", "best measured", "ahead of next by")
 ALL = (*KEYS, "candidate", "predicted ms", "measured ms", "error", "predicted MiB", "measured")
+Pairs = Sequence[dict[str, Any]]
+
+
+def read(predictions: Path, results: Path, epoch: str = "median") -> Pairs:
+    """Return the predictions of configurations that were launched, each with what was measured.
+
+    launches: seconds an epoch of each, its median or its mean (`epoch`). measured: their median. ratio: predicted over
+    measured. bytes, predicted_bytes: of the largest rank, or None.
+    """
+    runs, pairs = reports.by(records.read(results), lambda row: row["job"]), []
+    for said in (row for row in records.read(predictions) if row["job"] in runs):
+        told = [row["result"] for row in runs[said["job"]]]
+        peaks = [
+            each.get("peak_bytes") or each["memory_bytes"]["peak"] for each in told
+        ]  # the first of committed lines
+        launches = [each["epoch_seconds"][epoch] for each in told]
+        measured = {"launches": launches, "measured": statistics.median(launches)}
+        measured["ratio"] = said["epoch_seconds"] / measured["measured"]
+        measured["bytes"] = max((max(peak) for peak in peaks if all(peak or [None])), default=None)
+        pairs.append({**said, **measured, "predicted_bytes": max(said["peak_bytes"])})
+    return pairs
+
+
+def by(pairs: Pairs, *keys: str) -> dict[tuple[Any, ...], Pairs]:
+    return reports.by(pairs, lambda pair: tuple(pair[key] for key in keys))
+
+
+def spread(pair: dict[str, Any]) -> float:
+    """Return the longest launch over the shortest, less one."""
+    return max(pair["launches"]) / min(pair["launches"]) - 1
+
+
+def ratio(pairs: Pairs) -> float:
+    """Return the geometric mean of predicted over measured."""
+    return statistics.geometric_mean(pair["ratio"] for pair in pairs)
+
+
+def median_error(pairs: Pairs, *, factor: float = 1.0) -> float:
+    """Return the median error of predictions times a factor."""
+    return statistics.median(abs(factor * pair["ratio"] - 1) for pair in pairs)
 
 
 def correlations(pairs: Pairs) -> tuple[float, float]:

@@ -1,20 +1,84 @@
 """What the planner and simple rules choose, and what that costs: tables."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import reports
-from planner_accuracy.pairs import Pairs, by, ratio, read, spread
-from planner_choice.choices import POOL_CLASSES, POOL_KEYS, POOL_RULES, SINGLE, choices
+from planner_accuracy.report import KEYS, Pairs, by, ratio, read, spread
 from records import Files
 
 WITHIN = 0.05
-KEYS = ("graph", "model", "link", "allowed")
+CELL = ("graph", "model", "link", "allowed")
 SUMMARY = ("allowed", "rule", "cells", "within 5 % of the best", "mean regret", "worst", "times graph_parallel, mean")
-CELLS = (*KEYS, "best", "planner's", "regret", "depth rule's", "regret", "graph_parallel / it")
-MEASURED = (*POOL_KEYS, "candidate, fastest first", "class", "predicted ms", "measured ms", "launches differ")
+CELLS = (*CELL, "best", "planner's", "regret", "depth rule's", "regret", "graph_parallel / it")
+MEASURED = (*CELL[:3], "candidate, fastest first", "class", "predicted ms", "measured ms", "launches differ")
 Rows = Sequence[dict[str, Any]]
+ALL = {"exact": {"exact"}, "all classes": {"exact", "rounded", "quantized", "stale"}}
+SINGLE = "single, 2 threads"
+Pair = dict[str, Any]
+Rule = Callable[[Pairs], Pair]
+
+
+def planner(pairs: Pairs) -> Pair:
+    """The least predicted, as the planner chooses where predictions are equal."""
+    return min(pairs, key=lambda p: (p["epoch_seconds"], p["label"]))
+
+
+def depth_rule(pairs: Pairs) -> Pair:
+    """L alpha > W: the pipeline with the most chunks there is, else graph parallelism (specification 8.1)."""
+    flat, pipelines = always(pairs), [p for p in pairs if p["family"] == "gnnpipe"]
+    deep = pipelines and flat["layers"] * flat["alpha"] > flat["ranks"]
+    return max(pipelines, key=lambda p: p["label"]) if deep else flat
+
+
+def always(pairs: Pairs) -> Pair:
+    """Full precision, overlapped."""
+    return next(p for p in pairs if p["label"] == "graph_parallel")
+
+
+def twelve_layers(pairs: Pairs) -> Pair:
+    """The rule of one line that did as well as the planner before: a pipeline of one chunk for 12 layers or more."""
+    found = [p for p in pairs if p["label"] == "gnnpipe 2 stages, 1 chunk" and p["layers"] >= 12]
+    return found[0] if found else always(pairs)
+
+
+def one_device(pairs: Pairs) -> Pair:
+    return next(p for p in pairs if p["family"] == "single")
+
+
+RULES: Mapping[str, Rule] = {"planner": planner, "always graph_parallel": always, "depth rule": depth_rule}
+POOL_RULES: Mapping[str, Rule] = {**RULES, "12 layers": twelve_layers, SINGLE: one_device}
+POOL_KEYS = CELL[:3]
+POOL_CLASSES = {"exact": {"exact"}, "all but sampled": ALL["all classes"], "all": {*ALL["all classes"], "sampled"}}
+
+
+def choices(
+    pairs: Pairs,
+    keys: Sequence[str] = KEYS,
+    classes: Mapping[str, Collection[str]] = ALL,
+    rules: Mapping[str, Rule] = RULES,
+) -> Iterable[dict[str, Any]]:
+    """Yield for each cell, which has these keys, and each set of classes what every rule chooses, in seconds measured.
+    regret: over the best one, less one."""
+    for values, cell in by(pairs, *keys).items():
+        for name, allowed in classes.items():
+            if len(mine := [p for p in cell if set(p["quality"]) <= set(allowed)]) < 2:
+                continue
+            best, chosen = min(mine, key=lambda p: p["measured"]), {name: rule(mine) for name, rule in rules.items()}
+            regret = {rule: p["measured"] / best["measured"] - 1 for rule, p in chosen.items()}
+            regret["random"] = statistics.fmean(p["measured"] / best["measured"] - 1 for p in mine)
+            yield {
+                **dict(zip(keys, values, strict=True)),
+                "allowed": name,
+                "candidates": len(mine),
+                "best": best["label"],
+                "best_seconds": best["measured"],
+                "chosen": {rule: p["label"] for rule, p in chosen.items()},
+                "regret": regret,
+                "speedup": always(mine)["measured"] / chosen["planner"]["measured"],
+                "possible": always(mine)["measured"] / best["measured"],
+            }
 
 
 def summary(rows: Rows) -> str:
@@ -36,13 +100,13 @@ def cells(rows: Rows) -> str:
     lines = []
     for row in rows:
         rules = [(row["chosen"][rule], f"{row['regret'][rule]:.1%}") for rule in ("planner", "depth rule")]
-        lines.append([*(row[key] for key in KEYS), row["best"], *rules[0], *rules[1], f"{row['speedup']:.2f}"])
+        lines.append([*(row[key] for key in CELL), row["best"], *rules[0], *rules[1], f"{row['speedup']:.2f}"])
     return reports.table(CELLS, lines)
 
 
 def chosen_from_pool(rows: Rows) -> str:
     of = {
-        **{key: lambda row, key=key: row[key] for key in (*KEYS, "candidates", "best")},
+        **{key: lambda row, key=key: row[key] for key in (*CELL, "candidates", "best")},
         "its ms": lambda row: f"{1e3 * row['best_seconds']:.1f}",
         "planner's": lambda row: row["chosen"]["planner"],
         "regret": lambda row: f"{row['regret']['planner']:.1%}",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import records
 from blocks import run as run_blocks
-from planner_accuracy.pairs import read
+from planner_accuracy.report import read
 from planner_accuracy.run import CELLS, WARMUP, cells, launches
-from planner_choice.choices import choices
+from planner_choice.report import choices
 from records import Files
 
 import graphs
