@@ -67,7 +67,7 @@ def keep_whole(jobs: Jobs, blocks: Iterable[int], out: Path) -> None:
         records.replace(out, [row for row in rows if row["block"] not in torn or row["job"] not in jobs])
 
 
-def shuffled(jobs: Jobs, block: int) -> list[str]:
+def shuffled(jobs: Iterable[str], block: int) -> list[str]:
     return random.Random(block).sample(sorted(jobs), len(jobs))
 
 

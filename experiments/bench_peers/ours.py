@@ -1,35 +1,69 @@
-"""Worker: gnnpar. kind is a strategy, with settings behind it: `single`, `single row_order=metis`, `graph_parallel`,
-`sar`, `minibatch`."""
+"""Worker: gnnpar, and what workers of other environments read: the graph, its cut and initial weights in files.
+
+kind is a strategy, with settings behind it: `single`, `single row_order=metis`, `graph_parallel`, `sar`, `minibatch`.
+"""
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 import torch
-from bench_peers.inputs import GRAPHS
 from bench_peers.serve import Epoch, Job, serve
-from epochs import alone, gnnpar_epoch, models
+from epochs import alone, block_model, gnnpar_epoch, models
 
 from gnnpar.comm import Communicator, allocator
 from gnnpar.comm.process import connect
+from gnnpar.data.dataset import Dataset
+from gnnpar.data.npz import NPZ
+from gnnpar.data.rmat import RMAT
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
+from gnnpar.partition.partition import Metis, partition
 
+DEBIAN = NPZ(  # conf/dataset/debian.yaml
+    name="debian",
+    path=f"{os.environ.get('GNNPAR_DATA', 'data')}/debian/debian.npz",
+    self_loops=False,
+    symmetrize=False,
+    split="public",
+)
+GRAPHS: dict[str, Callable[[], Dataset]] = {
+    "sbm_tenth": lambda: block_model(5_000),
+    "sbm": lambda: block_model(50_000),  # the graph of epoch_speed
+    "sbm_four": lambda: block_model(200_000),
+    "debian": lambda: DEBIAN.load(None, 0),
+    "rmat": lambda: RMAT(scale=15, edge_factor=16, num_features=128, graph_seed=0).load(None, 0),
+}
 STRATEGIES: dict[str, Strategy] = {
     "single": Single(),
     "graph_parallel": GraphParallel(),
     "sar": SAR(),
     "minibatch": Minibatch(fanout=(15, 10, 5), batch_size=1024, normalize="subgraph", sampler="own"),
 }
-job = Job.of_command_line()
 
 
-def world() -> Communicator:
+def write(graph: str, folder: Path) -> Dataset:
+    """The graph, its cut into two parts, and initial weights of every model by layer and name."""
+    dataset = GRAPHS[graph]()
+    arrays = {"edges": dataset.edge_index, "x": dataset.x, "y": dataset.y, "train": dataset.train_mask}
+    arrays["part_of"] = partition(dataset, 2, by=Metis(), cache=folder, say=lambda _: None)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array.numpy())
+    for name, config in models(dropout=0.0).items():
+        model = config.build(dataset.num_features, dataset.num_classes, seed=0)
+        weights = {key[7:].replace(".conv.", "."): value.numpy() for key, value in model.state_dict().items()}
+        np.savez(folder / f"{name}.npz", **weights)  # less "layers."
+    return dataset
+
+
+def world(job: Job) -> Communicator:
     if job.ranks == 1:
         return alone()
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.ranks)}
@@ -38,12 +72,13 @@ def world() -> Communicator:
     return connect("gloo", device=torch.device("cpu"), key=key, timeout_seconds=300, init_method=meet)
 
 
-def make() -> Epoch:
+def make(job: Job) -> Epoch:
     allocator.keep_freed()  # as every rank of gnnpar does
     name, *settings = job.kind.split()
     chosen = dict(each.split("=") for each in settings if not each.startswith("threads"))
     config, dataset = models(job.dropout)[job.model], GRAPHS[job.graph]()
-    return gnnpar_epoch(dataset, STRATEGIES[name], config, world(), cache=Path(job.folder), **chosen)
+    return gnnpar_epoch(dataset, STRATEGIES[name], config, world(job), cache=Path(job.folder), **chosen)
 
 
-serve(job, make)
+if __name__ == "__main__":
+    serve(make)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 FANOUT = (15, 10, 5)  # from the training nodes outwards
 BATCH = 1024
-job = Job.of_command_line()
 
 
 NAMES = {  # parameters of a layer -> the initial weights
@@ -27,28 +26,25 @@ NAMES = {  # parameters of a layer -> the initial weights
 class Net(nn.Module):
     """Layers with an activation between them; `graphs`: one for each layer, or one for all."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(map(layer_of, job.weights()))
+        self.layers = nn.ModuleList(layer_of(job.model, given) for given in job.weights())
         self.act = F.elu if job.model == "gat" else F.relu
         self.train()
 
     def forward(self, graphs, x: Tensor) -> Tensor:
         for index, layer in enumerate(self.layers):
-            x = layer(graphs[index] if isinstance(graphs, list) else graphs, x)
-            if job.model == "gat":
-                x = x.flatten(1)
-            if index < len(self.layers) - 1:
-                x = self.act(x)
+            x = self.act(x) if index else x
+            x = layer(graphs[index] if isinstance(graphs, list) else graphs, x).flatten(1)  # heads of GAT
         return x
 
 
-def layer_of(given: dict[str, Tensor]) -> nn.Module:
-    names = dict(NAMES[job.model])
-    if job.model == "gcn":
+def layer_of(model: str, given: dict[str, Tensor]) -> nn.Module:
+    names = dict(NAMES[model])
+    if model == "gcn":
         layer = dgl.nn.GraphConv(*given["weight"].shape[::-1], norm="both", allow_zero_in_degree=True)
         given = {**given, "weight": given["weight"].T}
-    elif job.model == "sage":
+    elif model == "sage":
         layer = dgl.nn.SAGEConv(*given["neighbours"].shape[::-1], "mean")
         names["bias" if layer.fc_self.bias is None else "fc_self.bias"] = "own.bias"
     else:
@@ -58,7 +54,7 @@ def layer_of(given: dict[str, Tensor]) -> nn.Module:
     return layer
 
 
-def inputs() -> tuple[dgl.DGLGraph, Tensor, Tensor, Tensor]:
+def inputs(job: Job) -> tuple[dgl.DGLGraph, Tensor, Tensor, Tensor]:
     """Return the graph, features, labels and training nodes."""
     edges, x = job.array("edges"), job.array("x")
     graph = dgl.graph((edges[0], edges[1]), num_nodes=len(x))
@@ -66,19 +62,19 @@ def inputs() -> tuple[dgl.DGLGraph, Tensor, Tensor, Tensor]:
     return graph, x, job.array("y"), job.array("train").nonzero().flatten()
 
 
-def whole_graph() -> Epoch:
-    graph, x, y, train = inputs()
-    model = Net()
+def whole_graph(job: Job) -> Epoch:
+    graph, x, y, train = inputs(job)
+    model = Net(job)
     return training(model, lambda: model(graph, x), y, train)
 
 
-def batches() -> Epoch:
+def batches(job: Job) -> Epoch:
     import dgl.dataloading
 
-    graph, x, y, train = inputs()
+    graph, x, y, train = inputs(job)
     sampler = dgl.dataloading.NeighborSampler(list(reversed(FANOUT)))  # DGL lists the layer of the features first
     loader = dgl.dataloading.DataLoader(graph, train, sampler, batch_size=BATCH, shuffle=True, num_workers=0)
-    model = Net()
+    model = Net(job)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def epoch() -> float:
@@ -94,7 +90,7 @@ def batches() -> Epoch:
     return epoch
 
 
-def sar_rank() -> Epoch:
+def sar_rank(job: Job) -> Epoch:
     """SAR's partition of the same cut: nodes are renumbered by part."""
     import sar
     from dgl.distributed.graph_partition_book import RangePartitionBook
@@ -131,7 +127,7 @@ def sar_rank() -> Epoch:
     graph = sar.construct_full_graph(PartitionData(shards, ranges, features, ["_N"], [kind], book))
     if job.model == "gat":  # sar.patch_dgl tests for the graph of one relation, which GATConv cannot use
         dgl.nn.pytorch.conv.gatconv.edge_softmax = sar.edge_softmax
-    model = Net()
+    model = Net(job)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     x, y, mask = job.array("x")[mine], job.array("y")[mine], job.array("train")
     train, count = mask[mine].nonzero().flatten(), int(mask.sum())
@@ -149,4 +145,5 @@ def sar_rank() -> Epoch:
     return epoch
 
 
-serve(job, {"dgl": whole_graph, "dgl_batches": batches, "dgl_sar": sar_rank}[job.kind])
+MAKES = {"dgl": whole_graph, "dgl_batches": batches, "dgl_sar": sar_rank}
+serve(lambda job: MAKES[job.kind](job))

@@ -1,21 +1,59 @@
-"""Run the models on PyG's layers, in one process: eager, compiled by torch.compile, or with iSpLib's sums.
+"""Worker: the models on PyG's layers, the way its examples write them, in one process on the whole graph.
 
-GCN and GraphSAGE read torch CSR, GAT the edge list. Compiled, all read the edge list: torch.compile does not take CSR.
-With iSpLib they read torch_sparse's matrix, which its plugin multiplies.
+kind is `pyg`, `pyg compiled` (by torch.compile) or `isplib` (with iSpLib's sums). GCN and GraphSAGE read torch CSR, GAT
+the edge list. Compiled, all read the edge list: torch.compile does not take CSR. With iSpLib they read torch_sparse's
+matrix, which its plugin multiplies.
 """
 
-from pyg_models import PyGModel, adjacency
-from serve import Epoch, Job, fill, serve, training
+import itertools
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.nn.functional as F
+from bench_peers.serve import Epoch, Job, fill, serve, training
+from torch import Tensor, nn
+from torch_geometric import nn as pyg
 
 NAMES = {  # parameters of a layer -> the initial weights
     "gcn": {"lin.weight": "weight", "bias": "bias"},
     "sage": {"lin_l.weight": "neighbours", "lin_l.bias": "own.bias", "lin_r.weight": "own.weight"},
     "gat": {"lin.weight": "weight", "att_src": "attend_src", "att_dst": "attend_dst", "bias": "bias"},
 }
-job = Job.of_command_line()
 
 
-def make() -> Epoch:
+def adjacency(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Transposed adjacency as torch CSR, the faster of the formats PyG's sum and mean layers take."""
+    src, dst = edge_index
+    ones = torch.ones(edge_index.shape[1], device=edge_index.device)
+    return torch.sparse_coo_tensor(torch.stack([dst, src]), ones, (num_nodes, num_nodes)).coalesce().to_sparse_csr()
+
+
+class PyGModel(nn.Module):
+    """Layers with dropout and an activation between them."""
+
+    def __init__(self, kind: str, widths: list[int], *, heads: int, dropout: float) -> None:
+        super().__init__()
+        pairs = list(itertools.pairwise(widths))
+        if kind == "gcn":  # the graph holds its self loops; cached: the normalisation is computed once
+            layers = [pyg.GCNConv(a, b, add_self_loops=False, cached=True) for a, b in pairs]
+        elif kind == "sage":
+            layers = [pyg.SAGEConv(a, b) for a, b in pairs]
+        else:
+            layers = [pyg.GATConv(a, b // heads, heads=heads, add_self_loops=False) for a, b in pairs[:-1]]
+            layers.append(pyg.GATConv(*pairs[-1], heads=1, concat=False, add_self_loops=False))
+        self.layers = nn.ModuleList(layers)
+        self.activation, self.p = (F.elu if kind == "gat" else F.relu), dropout
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = F.dropout(self.activation(layer(x, edges)), self.p, self.training)
+        return self.layers[-1](x, edges)
+
+
+def make(job: Job) -> Epoch:
     edges, x, y = job.array("edges"), job.array("x"), job.array("y")
     weights, names = job.weights(), NAMES[job.model]
     widths = [x.shape[1], *(layer[next(iter(names.values()))].shape[0] for layer in weights)]
@@ -34,4 +72,5 @@ def make() -> Epoch:
     return training(model, lambda: model(x, graph), y, job.array("train").nonzero().flatten())
 
 
-serve(job, make)
+if __name__ == "__main__":
+    serve(make)

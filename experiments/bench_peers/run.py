@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import records
-from bench_peers.inputs import DEBIAN, write
+from bench_peers.ours import DEBIAN, write
 from bench_peers.serve import Job
 from epochs import facts
 from records import Files

@@ -36,10 +36,6 @@ class Job:
     ranks: int = 1
     rank: int = 0
 
-    @staticmethod
-    def of_command_line() -> "Job":
-        return Job(**json.loads(sys.argv[1]))
-
     def array(self, name: str) -> Tensor:
         return torch.from_numpy(np.load(Path(self.folder) / f"{name}.npy"))
 
@@ -111,12 +107,13 @@ def live_peak(epoch: Epoch) -> int:
     return highest
 
 
-def serve(job: Job, make: Callable[[], Epoch]) -> None:
+def serve(make: Callable[[Job], Epoch]) -> None:
     """Build what runs epochs, then answer each line of the study by one of JSON, until it hangs up."""
+    job = Job(**json.loads(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what libraries print
     torch.set_num_threads(job.threads)
-    bare, epoch = resident(), make()
+    bare, epoch = resident(), make(job)
 
     def tell(answer: object) -> None:
         print(json.dumps(answer), file=answers, flush=True)

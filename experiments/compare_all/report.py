@@ -1,13 +1,10 @@
 """Tables and figures of every strategy side by side."""
 
-import html
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import blocks
-import pandas
 import reports
 from compare_all import figures
 from compare_all.cells import (
@@ -26,6 +23,7 @@ from compare_all.cells import (
     verdicts,
 )
 from compare_all.run import QUICK, STUDIES, TRIALS, TUNED, listed, num_runs
+from markdown_it import MarkdownIt
 from records import Files
 
 from gnnpar.report import exports
@@ -124,32 +122,20 @@ PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>gnnpar: every strategy side by side</title>
 <style>body{font:15px system-ui;margin:2rem}table{border-collapse:collapse;font-size:13px}img{max-width:100%}
 td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap}</style>
-<h1>Every strategy side by side</h1>
 """
 
 
 def write_pages(found: Mapping[str, Rows], said: str, folder: Path) -> None:
     """NAME.html a study, as `gnnpar compare --html` writes it; report.html leads to them, with figures and tables."""
-    listed = ""
+    lines = ["# Every strategy side by side\n"]
     for name, rows in found.items():
         write_page(compared(name, rows), folder / f"{name}.html")
-        what = f"{html.escape((STUDIES | QUICK)[name].note)}, {len(rows)} of {num_runs(name)} runs"
-        listed += f'<li><a href="{name}.html">{name}</a>: {what}</li>\n'
-    drawn = "".join(f'<p><img src="{name}" alt="{name}">\n' for name in FIGURES if (folder / name).exists())
-    page = f"{PAGE}<ul>\n{listed}</ul>\n{drawn}{as_html(said)}</html>\n"
-    (folder / "report.html").write_text(page, encoding="utf-8")
+        note = f"{(STUDIES | QUICK)[name].note}, {len(rows)} of {num_runs(name)} runs"
+        lines.append(f"- [{name}]({name}.html): {note}")
+    lines += [f"\n![{name}]({name})" for name in FIGURES if (folder / name).exists()]
+    page = MarkdownIt("commonmark", {"html": False}).enable("table").render("\n".join([*lines, "", said]))
+    (folder / "report.html").write_text(f"{PAGE}{page}</html>\n", encoding="utf-8")
     (folder / "table.md").write_text(said, encoding="utf-8")
-
-
-def as_html(said: str) -> str:
-    """Headings, tables and lines of the report."""
-
-    def table(found: re.Match[str]) -> str:
-        head, _, *body = (line.strip("| ").split(" | ") for line in found[0].splitlines())
-        return pandas.DataFrame(body, columns=head).to_html(index=False, border=0, escape=False) + "\n"
-
-    text = re.sub(r"(?:^\|.*\n)+", table, html.escape(f"{said}\n", quote=False), flags=re.MULTILINE)
-    return re.sub(r"^### (.*)$", r"<h2>\1</h2>", text, flags=re.MULTILINE).replace("\n\n", "\n<p>")
 
 
 def report(files: Files, *, quick: bool = False, page: str = "") -> None:

@@ -150,15 +150,12 @@ def draw(keys: Space, trial: int, seed: int) -> list[str]:
 
 
 def _drawn(of: object, rng: random.Random, where: str) -> str:
-    if isinstance(of, ChoiceSweep):
-        value = rng.choice(of.list)
+    if isinstance(of, ChoiceSweep | RangeSweep):
+        value = rng.choice(of.list if isinstance(of, ChoiceSweep) else list(of.range()))
         return getattr(value, "text", None) or str(value)
-    if isinstance(of, RangeSweep):
-        return str(rng.choice(list(of.range())))
     if not isinstance(of, IntervalSweep):
         raise ConfigError(f"{where} draws nothing; write choice(a, b), interval(a, b) or tag(log, interval(a, b))")
-    assert of.start is not None
-    assert of.end is not None
+    assert of.start is not None and of.end is not None
     if isinstance(of.start, int) and isinstance(of.end, int):
         return str(rng.randint(of.start, of.end))
     if "log" in of.tags:

@@ -5,9 +5,9 @@ checkout must be clean: each line names its commit.
 """
 
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from timeit import timeit
 from typing import Any  # of JSON
 
 import torch
@@ -36,18 +36,10 @@ STARTS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def seconds_of(call: Call, times: int = 1) -> float:
-    """Of one call, the mean of so many."""
-    began = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - began) / times
-
-
 def warm(call: Call) -> float:
     """Seconds of a second call, or of a first one that is long."""
-    first = seconds_of(call)
-    return first if first > LONG_SECONDS else seconds_of(call)
+    first = timeit(call, number=1)
+    return first if first > LONG_SECONDS else timeit(call, number=1)
 
 
 def differences(race: Race) -> dict[str, float]:
@@ -55,10 +47,11 @@ def differences(race: Race) -> dict[str, float]:
     the difference over RMS."""
     if not race.equal:
         return {}
-    expected, *others = ([each.double() for each in call()[:2]] for call in race.calls.values())
+    outputs = {name: [each.double() for each in call()[:2]] for name, call in race.calls.items()}
+    expected = outputs.pop(next(iter(race.calls)))
     found = {
-        name: max(float((x - y).norm() / y.norm()) for x, y in zip(other, expected, strict=True))
-        for name, other in zip([*race.calls][1:], others, strict=True)
+        name: max(float((x - y).norm() / y.norm()) for x, y in zip(output, expected, strict=True))
+        for name, output in outputs.items()
     }
     if max(found.values()) > CLOSE:
         raise SystemExit(f"{race.case}: calls do not compute the same: {found}")
@@ -73,7 +66,8 @@ def measure(race: Race, *, blocks: int, threads: Iterable[int]) -> Iterator[dict
         torch.set_num_threads(count)
         times = {name: max(1, round(BLOCK_SECONDS / warm(call))) for name, call in race.calls.items()}
         for block in range(blocks):
-            seconds = {name: seconds_of(race.calls[name], times[name]) for name in shuffled(race.calls, block)}
+            order = shuffled(race.calls, block)
+            seconds = {name: timeit(race.calls[name], number=times[name]) / times[name] for name in order}
             yield {**row, "threads": count, "block": block, "calls": times, "seconds": seconds, **facts()}
     torch.set_num_threads(1)
     peaks = {name: peak_bytes(call) for name, call in race.calls.items()}
@@ -83,16 +77,14 @@ def measure(race: Race, *, blocks: int, threads: Iterable[int]) -> Iterator[dict
 def measure_start(case: str, *, blocks: int) -> Iterator[dict[str, Any]]:
     """The same training from the command line and from Python, on a graph of 3,000 nodes: CPU seconds of all processes
     until the line of the first epoch. A line a block."""
-    given = {**STARTS[case], "tracker.every": 1}
-    line = ["-P", "-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run"]
+    given, python = {**STARTS[case], "tracker.every": 1}, [sys.executable, "-P"]
+    line = ["-m", "gnnpar", "train", "dataset=sbm", "model=gcn", "epochs=3", "hydra.run.dir=run"]
     script = f"import gnnpar; gnnpar.train('gcn', 'sbm', epochs=3, folder='run', **{given!r})"
-    both = {"gnnpar train": [*line, *(f"{key}={value}" for key, value in given.items())]}
-    both["gnnpar.train"] = ["-P", "-c", script]
+    both = {"gnnpar train": [*python, *line, *(f"{key}={value}" for key, value in given.items())]}
+    both["gnnpar.train"] = [*python, "-c", script]
     for block in range(blocks):
-        seconds = {
-            name: startup.cpu_seconds_of([sys.executable, *both[name]], "epoch 1/", ROOT)
-            for name in shuffled(both, block)
-        }
+        order = shuffled(both, block)
+        seconds = {name: startup.cpu_seconds_of(both[name], "epoch 1/", ROOT) for name in order}
         yield {"part": "start", "case": case, "block": block, "seconds": seconds, **facts()}
 
 

@@ -20,7 +20,7 @@ import records
 import torch
 import torch_geometric
 import triton
-from bench_peers.pyg_models import PyGModel, adjacency
+from bench_peers.peer_pyg import PyGModel, adjacency
 from epochs import Epoch, alone, gnnpar_epoch, models, pyg_epoch
 from records import Files
 from torch import Tensor

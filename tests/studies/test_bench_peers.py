@@ -21,7 +21,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("GNNPAR_DATA", "data")  # which is not there
     before = set(sys.modules)
     yield importlib.import_module("bench_peers.run")
-    for name in (set(sys.modules) - before) & {"bench_peers.run", "bench_peers.inputs", "epochs", "records"}:
+    for name in (set(sys.modules) - before) & {"bench_peers.run", "bench_peers.ours", "epochs", "records"}:
         del sys.modules[name]
 
 
