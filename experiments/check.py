@@ -34,8 +34,6 @@ BRACES = re.compile(r"\{([^{}]*)\}")
 PLACE = re.compile(r"(<!-- table (\d+) -->\n\n)((?:\|.*\n?)*)")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 HEAD = ("study", "lines", "machine", "torch", "measured", "commits", "lines of changed trees")
-BESIDE = ("*.json", "*.csv")  # files that a study keeps beside its lines
-REHEARSED = ("smoke_", "quick_")
 Cell = Mapping[str, Any]  # of expected.toml and quoted.toml
 Line = tuple[str, dict[str, str]]  # the heading above its table, and heading of a column -> cell
 
@@ -227,17 +225,6 @@ def ended(experiments: Path) -> list[str]:
     return sorted(found)
 
 
-def take(study: str, copy: Path) -> None:
-    """Take its lines, and the files beside them."""
-    for file in sorted(copy.glob("*.jsonl")):
-        if not file.name.startswith(REHEARSED):
-            here = HERE / study / file.name
-            shutil.copy(file, here)
-            records.pack(here)
-    for file in (file for pattern in BESIDE for file in copy.glob(pattern)):
-        shutil.copy(file, HERE / study / file.name)
-
-
 def requote(reports: Mapping[str, str]) -> list[str]:
     """Write numbers of these studies as their reports have them. Return a line for each that has no number."""
     lines = {study: lines_of(report) for study, report in reports.items()}
@@ -264,11 +251,19 @@ def requote(reports: Mapping[str, str]) -> list[str]:
     return lost
 
 
-def renew(experiments: Path, names: Sequence[str]) -> list[str]:
-    """Take lines of a copy and write the pages anew. Return a line for each table and number without a place."""
-    where, reports, lost = where_and_when(), {}, []
-    for name in names:
-        take(name, experiments / name)
+def renew(*names: str) -> None:
+    """Take lines measured again from COPY/experiments, and the files beside them, and write the pages anew.
+
+    names: COPY, and studies (all that have ended there). Print a line for each table and number without a place.
+    """
+    copy, *studies = names
+    experiments, where, reports, lost = Path(copy) / "experiments", where_and_when(), {}, []
+    for name in (studies := studies or ended(experiments)):
+        for file in sorted((experiments / name).glob("*.*")):
+            if file.suffix in (".jsonl", ".json", ".csv") and not file.name.startswith(("smoke_", "quick_")):
+                here = shutil.copy(file, HERE / name / file.name)
+                if file.suffix == ".jsonl":
+                    records.pack(here)
         reports[name] = report_of(name, HERE / name / "figure.svg")
         for page, text in pages_of(name).items():
             page.write_text(placed(text, tables_of(reports[name])), encoding="utf-8")
@@ -276,7 +271,8 @@ def renew(experiments: Path, names: Sequence[str]) -> list[str]:
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace(where, where_and_when()), encoding="utf-8")
-    return lost + requote(reports) + ["README.md has another table of machines"] * (where not in text)
+    lost += requote(reports) + ["README.md has another table of machines"] * (where not in text)
+    print(*lost, f"{len(studies)} studies, {len(lost)} lines to be placed by hand", sep="\n")
 
 
 # commands
@@ -324,16 +320,8 @@ def show_measured() -> None:
     print(where_and_when(), end="")
 
 
-def renew_copy(*names: str) -> None:
-    """Take lines measured again from COPY/experiments, of studies that follow or all that have ended there."""
-    copy, *studies = names
-    experiments = Path(copy) / "experiments"
-    lost = renew(experiments, studies := studies or ended(experiments))
-    print(*lost, f"{len(studies)} studies, {len(lost)} lines to be placed by hand", sep="\n")
-
-
 COMMANDS = {"tables": check_tables, "quoted": check_quoted, "expected": check_expected}
-COMMANDS |= {"measured": show_measured, "renew": renew_copy}
+COMMANDS |= {"measured": show_measured, "renew": renew}
 
 
 def main() -> int:

@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
 import torch
 from bench_peers.serve import Epoch, Job, serve
 from epochs import alone, block_model, gnnpar_epoch, models
@@ -52,14 +52,12 @@ STRATEGIES: dict[str, Strategy] = {
 def write(graph: str, folder: Path) -> Dataset:
     """The graph, its cut into two parts, and initial weights of every model by layer and name."""
     dataset = GRAPHS[graph]()
-    arrays = {"edges": dataset.edge_index, "x": dataset.x, "y": dataset.y, "train": dataset.train_mask}
-    arrays["part_of"] = partition(dataset, 2, by=Metis(), cache=folder, say=lambda _: None)
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array.numpy())
+    inputs: dict[str, Any] = {"edges": dataset.edge_index, "x": dataset.x, "y": dataset.y, "train": dataset.train_mask}
+    inputs["part_of"] = partition(dataset, 2, by=Metis(), cache=folder, say=lambda _: None)
     for name, config in models(dropout=0.0).items():
-        model = config.build(dataset.num_features, dataset.num_classes, seed=0)
-        weights = {key[7:].replace(".conv.", "."): value.numpy() for key, value in model.state_dict().items()}
-        np.savez(folder / f"{name}.npz", **weights)  # less "layers."
+        layers = config.build(dataset.num_features, dataset.num_classes, seed=0).layers
+        inputs[name] = [{key.removeprefix("conv."): w for key, w in each.state_dict().items()} for each in layers]
+    torch.save(inputs, folder / "inputs.pt")
     return dataset
 
 

@@ -9,7 +9,7 @@ import dgl
 import dgl.nn
 import torch
 import torch.nn.functional as F
-from serve import Epoch, Job, fill, serve, training
+from serve import Epoch, Job, fill, serve, stepper, training
 from torch import Tensor, nn
 
 FANOUT = (15, 10, 5)  # from the training nodes outwards
@@ -26,10 +26,10 @@ NAMES = {  # parameters of a layer -> the initial weights
 class Net(nn.Module):
     """Layers with an activation between them; `graphs`: one for each layer, or one for all."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, model: str, weights: list[dict[str, Tensor]]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layer_of(job.model, given) for given in job.weights())
-        self.act = F.elu if job.model == "gat" else F.relu
+        self.layers = nn.ModuleList(layer_of(model, given) for given in weights)
+        self.act = F.elu if model == "gat" else F.relu
         self.train()
 
     def forward(self, graphs, x: Tensor) -> Tensor:
@@ -54,37 +54,31 @@ def layer_of(model: str, given: dict[str, Tensor]) -> nn.Module:
     return layer
 
 
-def inputs(job: Job) -> tuple[dgl.DGLGraph, Tensor, Tensor, Tensor]:
-    """Return the graph, features, labels and training nodes."""
-    edges, x = job.array("edges"), job.array("x")
-    graph = dgl.graph((edges[0], edges[1]), num_nodes=len(x))
+def inputs(job: Job) -> tuple[Net, dgl.DGLGraph, Tensor, Tensor, Tensor]:
+    """Return the model, the graph, features, labels and training nodes."""
+    given = job.inputs
+    graph = dgl.graph(tuple(given["edges"]), num_nodes=len(given["x"]))
     graph.create_formats_()
-    return graph, x, job.array("y"), job.array("train").nonzero().flatten()
+    return Net(job.model, given[job.model]), graph, given["x"], given["y"], given["train"].nonzero().flatten()
 
 
 def whole_graph(job: Job) -> Epoch:
-    graph, x, y, train = inputs(job)
-    model = Net(job)
+    model, graph, x, y, train = inputs(job)
     return training(model, lambda: model(graph, x), y, train)
 
 
 def batches(job: Job) -> Epoch:
     import dgl.dataloading
 
-    graph, x, y, train = inputs(job)
+    model, graph, x, y, train = inputs(job)
     sampler = dgl.dataloading.NeighborSampler(list(reversed(FANOUT)))  # DGL lists the layer of the features first
     loader = dgl.dataloading.DataLoader(graph, train, sampler, batch_size=BATCH, shuffle=True, num_workers=0)
-    model = Net(job)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    step = stepper(model)
 
     def epoch() -> float:
         total = 0.0
         for ids, outputs, blocks in loader:
-            loss = F.cross_entropy(model(blocks, x[ids]), y[outputs])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.item() * len(outputs)
+            total += len(outputs) * step(lambda i=ids, o=outputs, b=blocks: F.cross_entropy(model(b, x[i]), y[o]))
         return total / len(train)
 
     return epoch
@@ -104,7 +98,8 @@ def sar_rank(job: Job) -> Epoch:
         timeout=datetime.timedelta(seconds=120),
     )
     sar.initialize_comms(job.rank, job.ranks, "127.0.0.1", "gloo")
-    edges, part_of = job.array("edges"), job.array("part_of")
+    given = job.inputs
+    edges, part_of = given["edges"], given["part_of"]
     order = torch.argsort(part_of, stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
@@ -127,18 +122,14 @@ def sar_rank(job: Job) -> Epoch:
     graph = sar.construct_full_graph(PartitionData(shards, ranges, features, ["_N"], [kind], book))
     if job.model == "gat":  # sar.patch_dgl tests for the graph of one relation, which GATConv cannot use
         dgl.nn.pytorch.conv.gatconv.edge_softmax = sar.edge_softmax
-    model = Net(job)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    x, y, mask = job.array("x")[mine], job.array("y")[mine], job.array("train")
+    model = Net(job.model, given[job.model])
+    step = stepper(model, lambda: sar.gather_grads(model))
+    x, y, mask = given["x"][mine], given["y"][mine], given["train"]
     train, count = mask[mine].nonzero().flatten(), int(mask.sum())
 
     def epoch() -> float:
-        loss = F.cross_entropy(model(graph, x)[train], y[train], reduction="sum") / count
-        optimizer.zero_grad()
-        loss.backward()
-        sar.gather_grads(model)
-        optimizer.step()
-        total = loss.detach().clone()
+        found = step(lambda: F.cross_entropy(model(graph, x)[train], y[train], reduction="sum") / count)
+        total = torch.tensor(found)
         torch.distributed.all_reduce(total)
         return total.item()
 

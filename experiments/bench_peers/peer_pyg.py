@@ -54,12 +54,12 @@ class PyGModel(nn.Module):
 
 
 def make(job: Job) -> Epoch:
-    edges, x, y = job.array("edges"), job.array("x"), job.array("y")
-    weights, names = job.weights(), NAMES[job.model]
+    given, names = job.inputs, NAMES[job.model]
+    edges, x, weights = given["edges"], given["x"], given[job.model]
     widths = [x.shape[1], *(layer[next(iter(names.values()))].shape[0] for layer in weights)]
     model = PyGModel(job.model, widths, heads=4, dropout=job.dropout).train()
-    for layer, given in zip(model.layers, weights, strict=True):
-        fill(layer, given, names)
+    for layer, same in zip(model.layers, weights, strict=True):
+        fill(layer, same, names)
     graph = edges if job.model == "gat" or job.kind == "pyg compiled" else adjacency(edges, len(x))
     if job.kind == "pyg compiled":
         model.compile(dynamic=False)
@@ -69,7 +69,7 @@ def make(job: Job) -> Epoch:
 
         iSpLibPlugin.patch_pyg()
         graph = SparseTensor(row=edges[1], col=edges[0], sparse_sizes=(len(x), len(x)))
-    return training(model, lambda: model(x, graph), y, job.array("train").nonzero().flatten())
+    return training(model, lambda: model(x, graph), given["y"], given["train"].nonzero().flatten())
 
 
 if __name__ == "__main__":

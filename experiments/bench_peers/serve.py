@@ -1,7 +1,7 @@
 """What every worker of bench_peers shares, in any environment: the graph, initial weights, and epochs on demand.
 
 A worker is a process (or several ranks, each one) that loads, and runs one epoch whenever its standard input asks, so
-that epochs of different programs take turns on an idle machine. Needs numpy and torch alone.
+that epochs of different programs take turns on an idle machine. Needs torch alone.
 """
 
 import json
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,17 +36,10 @@ class Job:
     ranks: int = 1
     rank: int = 0
 
-    def array(self, name: str) -> Tensor:
-        return torch.from_numpy(np.load(Path(self.folder) / f"{name}.npy"))
-
-    def weights(self) -> list[dict[str, Tensor]]:
-        """Initial weights by layer and name; matrices are [out, in]."""
-        layers: dict[int, dict[str, Tensor]] = {}
-        with np.load(Path(self.folder) / f"{self.model}.npz") as file:
-            for key in file.files:
-                index, name = key.split(".", 1)
-                layers.setdefault(int(index), {})[name] = torch.from_numpy(file[key])
-        return [layers[index] for index in sorted(layers)]
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """edges, x, y, train, part_of; for each model the initial weights of its layers by name, matrices [out, in]."""
+        return torch.load(Path(self.folder) / "inputs.pt", weights_only=True)
 
 
 @torch.no_grad()
@@ -57,18 +50,25 @@ def fill(layer: nn.Module, given: Mapping[str, Tensor], names: Mapping[str, str]
         parameters[name].copy_(given[source].reshape(parameters[name].shape))
 
 
-def training(model: nn.Module, logits: Callable[[], Tensor], y: Tensor, train: Tensor) -> Epoch:
-    """Return whole-graph training as PyG's and DGL's examples write it, on the device of y."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=y.device.type == "cuda")
+def stepper(model: nn.Module, before: Callable[[], object] = lambda: None) -> Callable[[Callable[[], Tensor]], float]:
+    """Return a function that makes one step of Adam and returns the loss. before: to be called before the step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=next(model.parameters()).is_cuda)
 
-    def epoch() -> float:
+    def step(loss_of: Callable[[], Tensor]) -> float:
         optimizer.zero_grad()
-        loss = F.cross_entropy(logits()[train], y[train])
+        loss = loss_of()
         loss.backward()
+        before()
         optimizer.step()
         return loss.item()
 
-    return epoch
+    return step
+
+
+def training(model: nn.Module, logits: Callable[[], Tensor], y: Tensor, train: Tensor) -> Epoch:
+    """Return whole-graph training as PyG's and DGL's examples write it, on the device of the model."""
+    step = stepper(model)
+    return lambda: step(lambda: F.cross_entropy(logits()[train], y[train]))
 
 
 def resident() -> int:

@@ -135,13 +135,8 @@ def run(
         size = GRAPHS[name].scaled(scale)
         data = dataset_of(name, size, where)
         for told, build in contenders(data, kind, where):
-            row = {
-                "graph": name,
-                "nodes": size.nodes,
-                "edges": data.num_edges,
-                "model": kind,
-                "contender": told,
-            } | about
+            cell = (name, size.nodes, data.num_edges, kind, told)
+            row = dict(zip(("graph", "nodes", "edges", "model", "contender"), cell, strict=True)) | about
             if tuple(row[key] for key in KEY) in done or contender not in told:
                 continue
             if time.monotonic() - began > seconds:

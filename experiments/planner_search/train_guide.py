@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -87,9 +88,8 @@ def _along(points: Points, root: Node, best: Point, rest: Point, kinds: Sequence
     for i, size in enumerate(points.space.sizes):
         if size > 1:
             rows, placed = choice_features(points, best[:i], rest)
-            visits = torch.tensor(
-                [float(node.children[c].visits) if node and c in node.children else 0.0 for c in range(size)]
-            )
+            children = node.children if node else {}
+            visits = torch.tensor([float(children[c].visits) if c in children else 0.0 for c in range(size)])
             target = torch.zeros(size)
             target[best[i]] = 1.0
             if visits.sum() >= 8:
@@ -126,10 +126,8 @@ def loss_of(guide: Guide, game: Game) -> Tensor:
     sizes = [len(e.rows) for e in game.examples]
     rows = torch.cat([e.rows for e in game.examples])
     picks = torch.cat([e.picks for e in game.examples])
-    terms = []
-    for logits, example in zip(guide.score(whole, devices, rows, picks).split(sizes), game.examples, strict=True):
-        predicted = torch.log_softmax(logits, 0)
-        terms.append(torch.xlogy(example.target, example.target).sum() - (example.target * predicted).sum())
+    every = zip(guide.score(whole, devices, rows, picks).split(sizes), game.examples, strict=True)
+    terms = [F.kl_div(logits.log_softmax(0), example.target, reduction="sum") for logits, example in every]
     return torch.stack(terms).mean()
 
 
