@@ -1,23 +1,25 @@
 """The prices of candidates for many equal devices and equal parts, without a table a pair: thousands of ranks on paper.
 
 Hosts of `per_host` devices, each device with a port on its host's switch, each host with a port on the spine. Ranks and
-parts are powers of two, so that every rank does the same and one of them stands for all. Equal to what candidates price
-themselves where that can be counted (tests/planner/test_scale.py). Source: specs/tag.md 8.4.
+parts are powers of two, so that every rank does the same: a candidate prices the work of one as that of all, and
+exchanges have closed forms. Equal to prices that count every pair (tests/planner/test_scale.py). Source: specs/tag.md
+8.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.parallel.declared import DeclaredCandidate
-from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain, table_numbers
+from gnnpar.parallel.pipeline.cost import PipelineCandidate
+from gnnpar.pricing.fabric import Fabric
 from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Phases
 from gnnpar.pricing.rates import Rates
 from gnnpar.pricing.statistics import GraphStats, PartStats
-from gnnpar.pricing.steps import in_rounds
-from gnnpar.pricing.work import DIRECTIONS, Direction, Work, wire_bytes
+from gnnpar.pricing.work import Direction, Flow, LayerSeconds, Work
 
 Candidate = DeclaredCandidate | PipelineCandidate
 Law = Callable[[int], tuple[float, float]]
@@ -33,49 +35,70 @@ class Cluster:
     nic: tuple[float, float]
     rates: Rates
 
-    def all_to_all(self, ranks: int, nbytes: float) -> float:
-        """Every rank sends so much to every other one of `ranks` neighbours."""
-        inside, others = min(self.per_host, ranks), ranks - 1
-        load = [others * nbytes / self.port[0]]
-        if ranks > inside:
-            load.append(inside * (ranks - inside) * nbytes / self.nic[0])
-        return max(load) + self._latency(ranks > inside) + 2 * others * self.rates.message
+    def latency(self, crosses: bool) -> float:
+        return 2 * self.port[1] + 2 * self.nic[1] * crosses
 
-    def shifted(self, ranks: int, distance: int, nbytes: float) -> float:
-        """Every rank sends so much to the one `distance` further, around."""
-        inside = min(self.per_host, ranks)
-        crossing = min(distance, ranks - distance, inside) if ranks > inside else 0
-        wire = max(nbytes / self.port[0], crossing * nbytes / self.nic[0])
-        return wire + self._latency(crossing > 0) + 2 * self.rates.message
 
-    def handed_on(self, parts: int, nbytes: float, *, crossing: bool) -> float:
-        """A stage's parts each send so much to the next stage's."""
-        pairs = min(parts, self.per_host)
-        wire = max(nbytes / self.port[0], pairs * nbytes / self.nic[0] if crossing else 0.0)
-        return wire + self._latency(crossing) + self.rates.message
+class EvenStats(PartStats):
+    """Equal parts, each with the table's row of the first: its halo of itself is none, that of any other the same."""
 
-    def reduce(self, ranks: int, nbytes: float) -> float:
-        if ranks < 2:
-            return 0.0
-        crossing = ranks > self.per_host
-        rate = min(self.port[0], self.nic[0]) if crossing else self.port[0]
-        const, byte = self.rates.reduce
-        wire = 2 * (ranks - 1) / ranks * nbytes / rate
-        return const + max(wire, byte * nbytes) + 2 * (ranks - 1) * self._latency(crossing)
+    def sent(self, q: int) -> float:
+        return sum(self.halo[0])
 
-    def _latency(self, crossing: bool) -> float:
-        return 2 * self.port[1] + (2 * self.nic[1] if crossing else 0.0)
+
+class EvenWork(Work):
+    """Every part has the pieces of the first. Of the flows, those of one reader: down to 0, or from the last."""
+
+    def pieces(self, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[LayerSeconds]:
+        return [self.piece(layer, 0, direction, share=share, bits=bits)] * self.parts.parts
+
+    def flows(self, layer: int, direction: Direction, bits: int = 32) -> list[Flow]:
+        nbytes, last = self.parts.halo[0][-1] * self.row_bytes(layer, direction, bits), self.parts.parts - 1
+        others = range(1, last + 1) if nbytes else ()
+        return [(d, 0, nbytes) if direction == "forward" else (last, last - d, nbytes) for d in others]
 
 
 @dataclass(frozen=True)
-class _Rank:
-    """What one of `parts` equal ranks does in a layer: `halo` of one peer's rows."""
+class EvenMachine(Machine):
+    """The ranks of a stage, on a cluster: exchanges in closed form."""
 
-    inner: float
-    halo: float
-    rest: float
-    moves: float
-    pair_bytes: float
+    cluster: Cluster
+
+    def stage(self, work: Work, s: int) -> Work:
+        return work
+
+    def lost(self, ranks: Sequence[int]) -> float:
+        return self.cluster.rates.interference
+
+    def exchange(self, flows: Sequence[Flow], *, first: int = 0, idle: float = 0.0) -> float:
+        """Of flows down: every rank sends so much to every other one, or, of one flow, to the one so far from it,
+        around. Of flows up: the parts of a stage send so much each to the next stage's."""
+        if not flows:
+            return 0.0
+        source, target, nbytes = flows[0]
+        parts, per_host, cluster = len(self.rates), self.cluster.per_host, self.cluster
+        inside = min(per_host, parts)
+        if target > source:
+            own, through, posts = nbytes, inside * nbytes, 1
+            crosses = (first + parts) // per_host != first // per_host
+        elif len(flows) == 1:
+            own, through, posts = nbytes, min(source - target, parts - source + target, inside) * nbytes, 2
+            crosses = parts > inside
+        else:
+            own, through, posts = len(flows) * nbytes, inside * (parts - inside) * nbytes, 2 * len(flows)
+            crosses = parts > inside
+        wire = max(own / cluster.port[0], through / cluster.nic[0] * crosses)
+        return wire + cluster.latency(crosses) + posts * cluster.rates.message
+
+    def reduce(self, ranks: Sequence[int], nbytes: float) -> float:
+        """Of a ring."""
+        if (size := len(ranks)) < 2:
+            return 0.0
+        cluster, crosses = self.cluster, size > self.cluster.per_host
+        rate = min(cluster.port[0], cluster.nic[0]) if crosses else cluster.port[0]
+        const, byte = cluster.rates.reduce
+        wire = 2 * (size - 1) / size * nbytes / rate
+        return const + max(wire, byte * nbytes) + 2 * (size - 1) * cluster.latency(crosses)
 
 
 @dataclass(frozen=True)
@@ -88,88 +111,19 @@ class Paper:
     cluster: Cluster
 
     def epoch(self, candidate: Candidate) -> Phases:
-        """As `candidate.phases` of even parts."""
-        if isinstance(candidate, PipelineCandidate):
-            return self._pipeline(candidate)
-        total = Phases()
-        for layer, count in self.ir.layer_kinds(range(self.ir.num_layers)):
-            for direction in DIRECTIONS:
-                total += self._flat(candidate, layer, direction).times(count)
-        return total + self._end(range(self.ir.num_layers), candidate.parts)
+        parts = candidate.parts
+        machine = EvenMachine(Fabric((), (), ()), (self.cluster.rates,) * parts, self.cluster)
+        return candidate.phases(self._work(parts, parts), machine)
 
     def peak_bytes(self, candidate: Candidate) -> float:
         """Of the fullest rank."""
-        work = self._work(candidate.parts, together=True)
-        return max(m.total for m in replace(candidate, parts=1).memory(work))
+        return max(m.total for m in replace(candidate, parts=1).memory(self._work(candidate.parts, 1)))
 
-    def _work(self, parts: int, *, together: bool = False) -> Work:
-        """Two parts that stand for one rank and a peer, or (`together`) for one rank and all of its peers."""
-        if parts == 1:
-            one = PartStats.even(self.graph.nodes, self.graph.edges, 1, alpha=0.0, cut_share=0.0)
-            return Work(self.ir, self.graph, one, (self.cluster.rates,))
-        alpha, share = self.law(parts)
-        others, nodes, edges = parts - 1, self.graph.nodes / parts, self.graph.edges / parts
-        times = 1 if together else others
-        cut, halo = edges * share / times, alpha * nodes / times
-        pair = PartStats((nodes,) * 2, (edges * (1 - share),) * 2, ((0.0, cut), (cut, 0.0)), ((0.0, halo), (halo, 0.0)))
-        return Work(self.ir, self.graph, pair, (self.cluster.rates,) * 2)
-
-    def _rank(self, parts: int, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> _Rank:
-        work = self._work(parts)
-        piece = work.piece(layer, 0, direction, share=share, bits=bits)
-        halo = piece.halo[1] if parts > 1 else 0.0
-        nbytes = work.parts.halo[0][-1] * work.row_bytes(layer, direction, bits) * share
-        moves = (parts - 1) * (piece.pack + piece.unpack)
-        return _Rank(piece.inner, halo, piece.before + piece.after, moves, nbytes)
-
-    def _flat(self, candidate: DeclaredCandidate, layer: int, direction: Direction) -> Phases:
-        """One layer of all ranks, in rounds or at once."""
-        parts, step, cluster = candidate.parts, candidate.declared.step, self.cluster
-        rank, lost = self._rank(parts, layer, direction, bits=candidate.bits), cluster.rates.interference
-        compute = rank.inner + (parts - 1) * rank.halo
-        if step.kind == "rounds":
-            times = step.times(self._work(parts), layer, direction)
-            nbytes = rank.pair_bytes * times
-            rounds = [cluster.shifted(parts, d, nbytes) if rank.pair_bytes else 0.0 for d in range(1, parts)]
-            end = in_rounds(rounds, [rank.halo] * (parts - 1), rank.inner, prefetch=step.prefetch, lost=lost)
-            return Phases(compute=compute + rank.rest, encode=rank.moves * max(1.0, times), wire=end - compute)
-        wire = cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
-        hidden = min(wire, rank.inner) if step.overlap == "inner" else 0.0
-        return Phases(compute=compute + rank.rest, encode=rank.moves, wire=wire - hidden * (1 - lost))
-
-    def _pipeline(self, candidate: PipelineCandidate) -> Phases:
-        spans, parts, chunks = candidate.layers_of(self.ir.num_layers), candidate.parts, candidate.chunks
-        total = Phases()
-        for direction in DIRECTIONS:
-            stages = [self._stage(candidate, span, direction) for span in spans]
-            whole, alone = [], []
-            for s, span in enumerate(spans[:-1]):
-                crossing = (s + 1) * parts // self.cluster.per_host != s * parts // self.cluster.per_host
-                widths = self.ir.cuts[span.stop - 1]
-                nbytes = self.graph.nodes / parts / chunks * sum(wire_bytes((w,), candidate.bits) for w in widths)
-                message = self.cluster.handed_on(parts, nbytes, crossing=crossing)
-                whole.append(message)
-                alone.append(message - self.cluster.handed_on(parts, 0.0, crossing=crossing))
-            seconds = chain([t.seconds for t in stages], whole, alone, chunks)
-            slowest = max(stages, key=lambda t: t.seconds).times(chunks)
-            total += replace(slowest, bubble=seconds - slowest.seconds)
-        ends = [self._end(span, parts) for span in spans]
-        return total + max(ends, key=lambda end: end.seconds)
-
-    def _stage(self, candidate: PipelineCandidate, layers: range, direction: Direction) -> Phases:
-        """One chunk of a stage."""
-        share, parts, total = 1.0 / candidate.chunks, candidate.parts, Phases()
-        for layer, count in self.ir.layer_kinds(layers):
-            rank = self._rank(parts, layer, direction, share=share)
-            wire = self.cluster.all_to_all(parts, rank.pair_bytes) if rank.pair_bytes else 0.0
-            work = self._work(parts, together=True)
-            table = self.cluster.rates.gather_seconds(table_numbers(candidate, work, 0, layer, direction))
-            compute = rank.inner + (parts - 1) * rank.halo + rank.rest
-            total += Phases(compute=compute, encode=rank.moves + table, wire=wire).times(count)
-        return total
-
-    def _end(self, layers: range, parts: int) -> Phases:
-        params = sum(self.ir.params_of[i] for i in layers)
-        work = self._work(parts)
-        loss = work.loss_seconds[0] if layers.stop == self.ir.num_layers else 0.0
-        return Phases(compute=loss + work.step_seconds(0, params), reduce=self.cluster.reduce(parts, 4.0 * params))
+    def _work(self, parts: int, shown: int) -> Work:
+        """Work of parts, of which the first are shown."""
+        (alpha, share), nodes, edges = self.law(parts), self.graph.nodes / parts, self.graph.edges / parts
+        others = max(1, parts - 1)
+        cut, halo = ((0.0, *[each / others] * (parts - 1)) for each in (edges * share, alpha * nodes))
+        inner = edges * (1 - share) if parts > 1 else edges
+        stats = EvenStats((nodes,) * shown, (inner,) * shown, (cut,) * shown, (halo,) * shown)
+        return EvenWork(self.ir, self.graph, stats, (self.cluster.rates,) * shown)
