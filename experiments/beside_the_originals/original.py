@@ -6,7 +6,7 @@ the graph, its parts and the initial weights are set from outside. The second bi
 step of the first, is left out, and gradients are summed when all are there: its own threads may write a sum before
 autograd has put the gradient in its place.
 
-    python original.py --method pipegcn --code FOLDER --inputs inputs.npz --out losses.json --n-epochs=60 ...
+    python original.py --method pipegcn --code FOLDER --inputs inputs.pt --out losses.json --n-epochs=60 ...
 """
 
 import argparse
@@ -81,8 +81,7 @@ def load(code: str, inputs: Any) -> tuple[types.ModuleType, types.ModuleType]:
 
     if not hasattr(dgl.function, "copy_src"):  # its name before DGL 1.0
         dgl.function.copy_src = lambda src, out: dgl.function.copy_u(src, out)
-    part_of = torch.from_numpy(inputs["part_of"])
-    dgl.distributed.partition.metis_partition_assignment = lambda *_args, **_kwargs: part_of
+    dgl.distributed.partition.metis_partition_assignment = lambda *_args, **_kwargs: inputs["part_of"]
     sys.path.insert(0, code)
     import train
     from helper import context, utils
@@ -92,21 +91,17 @@ def load(code: str, inputs: Any) -> tuple[types.ModuleType, types.ModuleType]:
             module.torch = on_cpu()
 
     def graph(*_: object) -> tuple[Any, int, int]:
-        made = dgl.graph(tuple(torch.from_numpy(inputs["edge_index"])), num_nodes=len(part_of))
+        made = dgl.graph(tuple(inputs["edge_index"]), num_nodes=len(inputs["x"]))
         masks = {mask: mask for mask in ("train_mask", "val_mask", "test_mask")}
-        for name, given in {"feat": "x", "label": "y", **masks}.items():
-            made.ndata[name] = torch.from_numpy(inputs[given])
-        made = dgl.add_self_loop(dgl.remove_self_loop(made))
-        return made, inputs["x"].shape[1], int(inputs["y"].max()) + 1
+        made.ndata.update({name: inputs[given] for name, given in {"feat": "x", "label": "y", **masks}.items()})
+        return dgl.add_self_loop(dgl.remove_self_loop(made)), inputs["x"].shape[1], int(inputs["y"].max()) + 1
 
     create = train.create_model
 
     def with_weights(*args: Any) -> torch.nn.Module:
         model = create(*args)
         for i, layer in enumerate(model.layers):
-            own, neighbours, bias = (
-                torch.from_numpy(inputs[f"{name}.{i}"].copy()) for name in ("own", "neighbours", "bias")
-            )
+            own, neighbours, bias = (inputs[f"{name}.{i}"].clone() for name in ("own", "neighbours", "bias"))
             if layer.use_pp:
                 layer.linear.weight.data, layer.linear.bias.data = torch.cat([own, neighbours], dim=1), bias
             else:
@@ -153,7 +148,7 @@ def settings_of(options: argparse.Namespace, inputs: Any) -> Any:
 def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
     os.chdir(folder)
-    inputs = np.load(options.inputs)
+    inputs = torch.load(options.inputs, weights_only=True)
     train, _ = load(options.code, inputs)
     args = settings_of(options, inputs)
     if options.first_rows:
@@ -176,7 +171,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         options.port = free.getsockname()[1]
-    inputs = np.load(options.inputs)
+    inputs = torch.load(options.inputs, weights_only=True)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         tempfile.tempdir = os.environ["TMPDIR"] = folder  # torch unpickles what a rank leaves among temporary files

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any  # of JSON
 
 import blocks
-import numpy as np
 import records
+import torch
 from records import Files
 
 from gnnpar.config.compose import compose
@@ -56,7 +56,7 @@ def run(files: Files, *, python: str = "none", pipegcn: str = "none", bns: str =
                 print(f"{case} skipped: no code of {method} in {code[method]}", flush=True)
                 continue
             for seed in (seed for seed in range(seeds) if (case, seed) not in done):
-                partition_hash = export(folder / "inputs.npz", seed)
+                partition_hash = export(folder / "inputs.pt", seed)
                 row: dict[str, Any] = {"case": case, "seed": seed, "partition": partition_hash}
                 row["theirs"] = original(python, code[method], method, folder, [*theirs, f"--seed={seed}"])
                 row["ours"] = our_losses(ours, seed, partition_hash)
@@ -70,14 +70,11 @@ def export(file: Path, seed: int) -> str:
     dataset = settings.dataset.load(settings.data_dir, settings.seed)
     part_of = partition(dataset, 2, by=settings.partition)
     model = settings.build_model(dataset.num_features, make_task(dataset.task, dataset.num_classes).out_dim)
-    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
-    names = {"own": "own.weight", "bias": "own.bias", "neighbours": "neighbours"}
-    arrays = {
-        f"{short}.{i}": weights[f"layers.{i}.conv.{name}"] for i in range(LAYERS) for short, name in names.items()
-    }
-    for name in ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask"):
-        arrays[name] = getattr(dataset, name).numpy()
-    np.savez(file, part_of=part_of.numpy(), **arrays)
+    weights, names = model.state_dict(), {"own": "own.weight", "bias": "own.bias", "neighbours": "neighbours"}
+    tensors = {f"{own}.{i}": weights[f"layers.{i}.conv.{name}"] for i in range(LAYERS) for own, name in names.items()}
+    masks = ("train_mask", "val_mask", "test_mask")
+    tensors |= {name: vars(dataset)[name] for name in ("edge_index", "x", "y", *masks)}
+    torch.save({**tensors, "part_of": part_of}, file)
     return array_hash(part_of)
 
 
@@ -85,7 +82,7 @@ def original(python: str, code: Path, method: str, folder: Path, arguments: list
     """Losses of the public code."""
     out = folder / "losses.json"
     command = [python, str(Path(__file__).with_name("original.py")), f"--method={method}", f"--code={code}"]
-    command += [f"--inputs={folder / 'inputs.npz'}", f"--out={out}", *THEIRS, *arguments]
+    command += [f"--inputs={folder / 'inputs.pt'}", f"--out={out}", *THEIRS, *arguments]
     blocks.output_of(command, env={**os.environ, "DGLBACKEND": "pytorch", "PYTHONPATH": ""})
     return json.loads(out.read_text(encoding="utf-8"))
 
