@@ -40,32 +40,20 @@ Call = Callable[[], Tensors]
 
 @dataclass(frozen=True)
 class Race:
-    """Calls that take turns, by name. `equal`: the first two tensors of each, an output and the gradient of the input,
-    must agree."""
+    """Calls that take turns, by name. Of layers, the first two tensors of each agree: an output and the gradient of the
+    input."""
 
     part: str
     case: str
     graph: Dataset
     calls: Mapping[str, Call]
-    equal: bool = False
 
 
-def with_edges(dataset: Dataset, edges: EdgeData) -> Dataset:
+def with_edges(dataset: Dataset, draw: Callable[[int, torch.Generator], EdgeData]) -> Dataset:
     kept = {key: vars(dataset)[key] for key in ("x", "y", "edge_index", "num_classes", "task")}
     masks = (dataset.train_mask, dataset.val_mask, dataset.test_mask)
+    edges = draw(dataset.num_edges, torch.Generator().manual_seed(0))
     return Dataset.of(dataset.name, **kept, masks=masks, edges=edges)
-
-
-def typed(nodes: int) -> Dataset:
-    """Without self loops, types drawn evenly."""
-    dataset = block_model(nodes, features=NARROW, loops=False)
-    draw = torch.Generator().manual_seed(0)
-    return with_edges(dataset, EdgeData(type=torch.randint(RELATIONS, (dataset.num_edges,), generator=draw)))
-
-
-def weighted(dataset: Dataset) -> Dataset:
-    draw = torch.Generator().manual_seed(0)
-    return with_edges(dataset, EdgeData(weight=0.5 + torch.rand(dataset.num_edges, generator=draw)))
 
 
 def view_of(dataset: Dataset) -> WholeGraph:
@@ -74,17 +62,17 @@ def view_of(dataset: Dataset) -> WholeGraph:
 
 def races(nodes: int, parts: Collection[str]) -> Iterator[Race]:
     """Those of these parts, each made when it is asked for."""
-    dataset, relational = block_model(nodes, features=WIDE, loops=True), typed(nodes)
+    dataset, plain = block_model(nodes, features=WIDE), block_model(nodes, features=NARROW, loops=False)
+    relational = with_edges(plain, lambda n, seed: EdgeData(type=torch.randint(RELATIONS, (n,), generator=seed)))
     if "layers" in parts:
         yield relational_layer(relational)
         yield attention_layer(dataset)
         yield dot_product_layer(dataset)
     if "sums" in parts:
-        for width in SUMS:
-            yield sums(weighted(dataset), width)
+        weighted = with_edges(dataset, lambda n, seed: EdgeData(weight=0.5 + torch.rand(n, generator=seed)))
+        yield from (sums(weighted, width) for width in SUMS)
     if "models" in parts:
-        yield from models(dataset)
-        yield relational_model(relational)
+        yield from models(dataset, relational)
 
 
 def both_ways(layer: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, grad: Tensor) -> Call:
@@ -114,7 +102,7 @@ def layer_race(
     calls = {OURS: both_ways(lambda h: ours(g.at(0), h), ours, x, grad)}
     for name, layer in theirs.items():
         calls[name] = both_ways(lambda h, layer=layer: layer(h, dataset.edge_index, *more), layer, x, grad)
-    return Race("layers", case, dataset, calls, equal=True)
+    return Race("layers", case, dataset, calls)
 
 
 def relational_layer(dataset: Dataset) -> Race:
@@ -162,22 +150,6 @@ THEIRS = {"num_layers": 3, "hidden_channels": WIDE, "dropout": 0.5}
 HEADED = {"heads": HEADS, "act": "elu"}  # PyG's class gives `dropout` to attention, too
 
 
-def models(dataset: Dataset) -> Iterator[Race]:
-    """PyG's classes, mapped, beside gnnpar's of the same shape."""
-    own: dict[str, tuple[PyG, dict[str, ModelSource]]] = {
-        "GCN": (mapped("GCN"), {OWN: GCN(**SHAPE), SAME_ORDER: GCN(**SHAPE, order="transform_first")}),
-        "GraphSAGE": (mapped("GraphSAGE"), {OWN: SAGE(**SHAPE), SAME_ORDER: SAGE(**SHAPE, order="aggregate_first")}),
-        "GAT": (mapped("GAT", **HEADED), {OWN: GAT(**ATTENTION)}),
-        "GATv2": (mapped("GAT", **HEADED, v2=True), {OWN: GATv2(**ATTENTION)}),
-    }
-    for case, (theirs, ours) in own.items():
-        yield epochs(case, dataset, {MAPPED: theirs, **ours})
-
-
-def mapped(name: str, **kwargs: object) -> PyG:
-    return PyG(target=f"torch_geometric.nn.models.{name}", kwargs={**THEIRS, **kwargs})
-
-
 class Relational(nn.Module):
     """R-GCN as a user of PyG writes it.
 
@@ -198,13 +170,22 @@ class Relational(nn.Module):
         return self.convs[-1](x, edge_index, edge_type)
 
 
-def relational_model(dataset: Dataset) -> Race:
-    theirs = {"num_layers": 3, "hidden_channels": NARROW, "p": 0.5}
-    mapped = PyG(target="layer_speed.contenders.Relational", kwargs=theirs, self_loops=False)
-    return epochs("R-GCN", dataset, {MAPPED: mapped, OWN: RGCN(num_layers=3, hidden=NARROW, dropout=0.5)})
-
-
-def epochs(case: str, dataset: Dataset, sources: Mapping[str, ModelSource]) -> Race:
-    """A training epoch of `single` each; a call returns its loss."""
-    calls = {name: gnnpar_epoch(dataset, Single(), source, alone()) for name, source in sources.items()}
-    return Race("models", case, dataset, {name: lambda e=epoch: (torch.tensor(e()),) for name, epoch in calls.items()})
+def models(dataset: Dataset, relational: Dataset) -> Iterator[Race]:
+    """An epoch of `single` each: modules of PyG, mapped, beside gnnpar's of the same shape. A call returns its loss."""
+    gcn, sage, gat, v2 = (
+        PyG(target=f"torch_geometric.nn.models.{name}", kwargs={**THEIRS, **how})
+        for name, how in (("GCN", {}), ("GraphSAGE", {}), ("GAT", HEADED), ("GAT", {**HEADED, "v2": True}))
+    )
+    narrow = {"num_layers": 3, "hidden_channels": NARROW, "p": 0.5}
+    rgcn = PyG(target="layer_speed.contenders.Relational", kwargs=narrow, self_loops=False)
+    sources: dict[str, dict[str, ModelSource]] = {
+        "GCN": {MAPPED: gcn, OWN: GCN(**SHAPE), SAME_ORDER: GCN(**SHAPE, order="transform_first")},
+        "GraphSAGE": {MAPPED: sage, OWN: SAGE(**SHAPE), SAME_ORDER: SAGE(**SHAPE, order="aggregate_first")},
+        "GAT": {MAPPED: gat, OWN: GAT(**ATTENTION)},
+        "GATv2": {MAPPED: v2, OWN: GATv2(**ATTENTION)},
+        "R-GCN": {MAPPED: rgcn, OWN: RGCN(num_layers=3, hidden=NARROW, dropout=0.5)},
+    }
+    for case, each in sources.items():
+        graph = relational if case == "R-GCN" else dataset
+        epochs = {name: gnnpar_epoch(graph, Single(), source, alone()) for name, source in each.items()}
+        yield Race("models", case, graph, {name: lambda e=e: (torch.tensor(e()),) for name, e in epochs.items()})
