@@ -90,13 +90,8 @@ def sar_rank(job: Job) -> Epoch:
     from dgl.distributed.graph_partition_book import RangePartitionBook
     from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
 
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{job.folder}/meet_{job.kind}",
-        rank=job.rank,
-        world_size=job.ranks,
-        timeout=datetime.timedelta(seconds=120),
-    )
+    meet, wait = f"file://{job.folder}/meet_{job.kind}", datetime.timedelta(seconds=120)
+    torch.distributed.init_process_group("gloo", meet, wait, job.ranks, job.rank)
     sar.initialize_comms(job.rank, job.ranks, "127.0.0.1", "gloo")
     given = job.inputs
     edges, part_of = given["edges"], given["part_of"]

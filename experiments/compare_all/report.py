@@ -6,22 +6,8 @@ from pathlib import Path
 
 import blocks
 import reports
-from compare_all import figures
-from compare_all.cells import (
-    ACCURACY,
-    GLANCE,
-    LINKS,
-    NOTE,
-    Row,
-    Rows,
-    best_baseline,
-    by_cell,
-    differences,
-    glance,
-    points,
-    speedups,
-    verdicts,
-)
+from compare_all import cells, figures
+from compare_all.cells import Row, Rows, by_cell
 from compare_all.run import QUICK, STUDIES, TRIALS, TUNED, listed, num_runs
 from markdown_it import MarkdownIt
 from records import Files
@@ -41,18 +27,19 @@ REHEARSED = "A rehearsal in small: these figures show that everything runs, and 
 
 def text(found: Mapping[str, Rows]) -> Iterable[str]:
     """What each strategy comes to over all studies, then a table a study."""
-    timed = by_cell({name: rows for name, rows in found.items() if name.removeprefix("quick_") in LINKS})
+    timed = by_cell({name: rows for name, rows in found.items() if name.removeprefix("quick_") in cells.LINKS})
     over_seeds = by_cell({name: rows for name, rows in found.items() if trained(name)})
-    yield f"### At a glance\n\n{reports.table(GLANCE, glance(timed, over_seeds), rule=' --- |')}\n\n{NOTE}"
+    yield "### At a glance\n"
+    yield reports.table(cells.GLANCE, cells.glance(timed, over_seeds), rule=" --- |") + f"\n\n{cells.NOTE}"
     for title, base in (("over vanilla", "vanilla"), ("over the best exact or bf16 baseline", None)):
         if timed:
             yield f"### Epochs {title}: times faster, and the geometric mean over all cells\n"
-            against = [base or best_baseline(methods) for methods in timed.values()]
-            cells = [f"{study} {model}, over {name}" for (study, model), name in zip(timed, against, strict=True)]
-            yield reports.table(["strategy", *cells, "all"], speedups(timed, base), rule=" --- |") + "\n"
+            against = [base or cells.best_baseline(methods) for methods in timed.values()]
+            heads = [f"{study} {model}, over {name}" for (study, model), name in zip(timed, against, strict=True)]
+            yield reports.table(["strategy", *heads, "all"], cells.speedups(timed, base), rule=" --- |") + "\n"
     if over_seeds:
         yield "### Accuracy over all cells: not inferior to single by 0.3 points?\n"
-        yield reports.table(ACCURACY, verdicts(over_seeds), rule=" --- |") + "\n"
+        yield reports.table(cells.ACCURACY, cells.verdicts(over_seeds), rule=" --- |") + "\n"
     for name, rows in found.items():
         yield f"### {name}\n"
         if len(rows) < num_runs(name):
@@ -91,18 +78,18 @@ def trials(rows: Rows) -> str:
     def average(values: Iterable[float]) -> Estimate | None:
         return mean(found) if (found := list(values)) else None
 
-    shown = ""
+    text = ""
     for (_, model), methods in by_cell({"tuned": rows}).items():
         lines = []
         for name in (name for name in methods if not name.endswith(TUNED)):
             ours, best = methods[name], methods.get(f"{name}{TUNED}", ())
-            gap = differences(best, methods.get(f"single{TUNED}", ()))
-            cells = [interval(average(points(each).values())) for each in (ours, best)]
-            cells += [interval(average(each), signed=True) for each in (differences(best, ours), gap)]
+            gap = cells.differences(best, methods.get(f"single{TUNED}", ()))
+            shown = [interval(average(cells.points(each).values())) for each in (ours, best)]
+            shown += [interval(average(each), signed=True) for each in (cells.differences(best, ours), gap)]
             verdict = "baseline" if name == "single" else non_inferiority(gap, 0.3) if gap else "-"
-            lines.append([name, *cells, verdict])
-        shown += f"\n{model}:\n\n{reports.table(TRIED, lines)}\n"
-    return shown
+            lines.append([name, *shown, verdict])
+        text += f"\n{model}:\n\n{reports.table(TRIED, lines)}\n"
+    return text
 
 
 def draw(found: Mapping[str, Rows], folder: Path, prefix: str) -> None:

@@ -20,11 +20,6 @@ Pair = dict[str, Any]
 Rule = Callable[[Pairs], Pair]
 
 
-def planner(pairs: Pairs) -> Pair:
-    """The least predicted, as the planner chooses where predictions are equal."""
-    return min(pairs, key=lambda p: (p["epoch_seconds"], p["label"]))
-
-
 def depth_rule(pairs: Pairs) -> Pair:
     """L alpha > W: the pipeline with the most chunks there is, else graph parallelism (specification 8.1)."""
     flat, pipelines = always(pairs), [p for p in pairs if p["family"] == "gnnpipe"]
@@ -43,12 +38,16 @@ def twelve_layers(pairs: Pairs) -> Pair:
     return found[0] if found else always(pairs)
 
 
-def one_device(pairs: Pairs) -> Pair:
-    return next(p for p in pairs if p["family"] == "single")
-
-
-RULES: Mapping[str, Rule] = {"planner": planner, "always graph_parallel": always, "depth rule": depth_rule}
-POOL_RULES: Mapping[str, Rule] = {**RULES, "12 layers": twelve_layers, SINGLE: one_device}
+RULES: Mapping[str, Rule] = {
+    "planner": lambda pairs: min(pairs, key=lambda p: (p["epoch_seconds"], p["label"])),  # as it breaks ties
+    "always graph_parallel": always,
+    "depth rule": depth_rule,
+}
+POOL_RULES: Mapping[str, Rule] = {
+    **RULES,
+    "12 layers": twelve_layers,
+    SINGLE: lambda pairs: next(p for p in pairs if p["family"] == "single"),
+}
 POOL_KEYS = CELL[:3]
 POOL_CLASSES = {"exact": {"exact"}, "all but sampled": ALL["all classes"], "all": {*ALL["all classes"], "sampled"}}
 
@@ -68,17 +67,11 @@ def choices(
             best, chosen = min(mine, key=lambda p: p["measured"]), {name: rule(mine) for name, rule in rules.items()}
             regret = {rule: p["measured"] / best["measured"] - 1 for rule, p in chosen.items()}
             regret["random"] = statistics.fmean(p["measured"] / best["measured"] - 1 for p in mine)
-            yield {
-                **dict(zip(keys, values, strict=True)),
-                "allowed": name,
-                "candidates": len(mine),
-                "best": best["label"],
-                "best_seconds": best["measured"],
-                "chosen": {rule: p["label"] for rule, p in chosen.items()},
-                "regret": regret,
-                "speedup": always(mine)["measured"] / chosen["planner"]["measured"],
-                "possible": always(mine)["measured"] / best["measured"],
-            }
+            found = {"candidates": len(mine), "best": best["label"], "best_seconds": best["measured"]}
+            found |= {"chosen": {rule: p["label"] for rule, p in chosen.items()}, "regret": regret}
+            found["speedup"] = always(mine)["measured"] / chosen["planner"]["measured"]
+            found["possible"] = always(mine)["measured"] / best["measured"]
+            yield {**dict(zip(keys, values, strict=True)), "allowed": name, **found}
 
 
 def summary(rows: Rows) -> str:

@@ -6,8 +6,6 @@ exchanges have closed forms. Equal to prices that count every pair (tests/planne
 8.4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -6,12 +6,10 @@ A graph is a law of what its partition costs (`law_of`): `random` cuts of power-
 graphs, two racks.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gnnpar.models.gat import GAT
 from gnnpar.models.gatv2 import GATv2
@@ -99,18 +97,9 @@ def draw(seed: int, *, split: Split, most: int = 16) -> Instance:
         return PartStats.even(graph.nodes, graph.edges, parts, alpha=alpha, cut_share=share)
 
     allowed: frozenset[Quality] = frozenset(QUALITIES) if rng.random() < 0.75 else frozenset({"exact"})
-    request = Request(
-        model_of(model, layers, hidden, graph.features),
-        graph,
-        even,
-        machine,
-        machine.fabric.size,
-        allowed,
-        {"quantized": 1.05, "stale": 1.1},
-        uneven=lambda shares: even(len(shares)).reshaped(shares),
-        places=True,
-        fewer=True,
-    )
+    ir, weights = model_of(model, layers, hidden, graph.features), {"quantized": 1.05, "stale": 1.1}
+    how: Any = {"uneven": lambda shares: even(len(shares)).reshaped(shares), "places": True, "fewer": True}
+    request = Request(ir, graph, even, machine, machine.fabric.size, allowed, weights, **how)
     lossy = "any quality" if len(allowed) > 1 else "exact"
     name = f"{model} {layers}x{hidden}, {family} {nodes:.0e} nodes of degree {degree:.0f}, {wiring}, {lossy}"
     return Instance(name, request)

@@ -3,8 +3,6 @@
 python experiments/planner_search/searches.py search=anneal model=gat topology=racks    # gnnpar plan with them
 """
 
-from __future__ import annotations
-
 import math
 import random
 import sys

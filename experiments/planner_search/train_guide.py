@@ -8,8 +8,6 @@ uniform, then it is the network's. On every node along the way to the best plan 
 choice and half the visits of the tree where it went there.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time
