@@ -160,14 +160,11 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--method", choices=["pipegcn", "bns"], required=True)
-    parser.add_argument("--code", required=True, help="folder of the public code")
-    parser.add_argument("--inputs", required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    for name in ("method", "code", "inputs", "out"):  # pipegcn or bns, the folder of its code, files
+        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--first-rows", action="store_true", help="running means begin with the first rows")
     options, options.rest = parser.parse_known_args()
-    options.code, options.inputs = (str(Path(name).resolve()) for name in (options.code, options.inputs))
-    options.out = options.out.resolve()
+    options.code, options.inputs, options.out = map(os.path.realpath, (options.code, options.inputs, options.out))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         options.port = free.getsockname()[1]
@@ -180,7 +177,7 @@ def main() -> None:
         utils.graph_partition(*([utils.load_data()[0]] if options.method == "pipegcn" else []), args)
         mp.spawn(rank_main, (options, folder), nprocs=RANKS)
         ranks = [json.loads(Path(f"losses.{rank}.json").read_text()) for rank in range(RANKS)]
-        options.out.write_text(json.dumps([sum(each) / args.n_train for each in zip(*ranks, strict=True)]))
+        Path(options.out).write_text(json.dumps([sum(each) / args.n_train for each in zip(*ranks, strict=True)]))
         os.chdir("/")
 
 

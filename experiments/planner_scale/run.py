@@ -70,16 +70,13 @@ def point(*, layers: int, nodes: float, ranks: int, rate: float) -> dict[str, An
     rates = derived(DEVICE["speed"], DEVICE["memory_rate"])
     cluster = Cluster(per_host=PER_HOST, port=PORT, nic=(rate * 1e9 / 8, NIC_LATENCY), rates=rates)
     paper = Paper(model(layers), graph, law, cluster)
-    best: dict[str, float] = {}
+    priced = []
     for candidate in candidates(layers, ranks):
-        if paper.peak_bytes(candidate) > 0.92 * DEVICE["memory_bytes"]:
-            continue
-        one = isinstance(candidate, PipelineCandidate) and candidate.chunks == 1
-        family = candidate.family + (", one chunk" if one else "")
-        seconds = paper.epoch(candidate).seconds
-        if seconds < best.get(family, float("inf")):
-            best[family] = seconds
-    return {"alpha": round(law(ranks)[0], 6), "seconds": {k: float(f"{v:.6g}") for k, v in sorted(best.items())}}
+        if paper.peak_bytes(candidate) <= 0.92 * DEVICE["memory_bytes"]:
+            one = isinstance(candidate, PipelineCandidate) and candidate.chunks == 1
+            priced.append((candidate.family + ", one chunk" * one, -paper.epoch(candidate).seconds))
+    best = dict(sorted(priced))  # of a family the last
+    return {"alpha": round(law(ranks)[0], 6), "seconds": {k: float(f"{-v:.6g}") for k, v in best.items()}}
 
 
 def run(files: Files) -> None:

@@ -106,10 +106,9 @@ def large() -> dict[str, Any]:
     ir = model_of("resgcn", layers, 128, base.graph.features)
     request = replace(base, ir=ir, machine=machine, ranks=machine.fabric.size, fewer=False)
     found = named.run(request, named.DEFAULT)
-    spent = time.process_time() - began
+    spent = round(time.process_time() - began, 2)
     row = {"kind": "large", "search": named.DEFAULT, "devices": machine.fabric.size, "layers": layers}
-    ends = {"evaluations": found.evaluations, "cpu_seconds": round(spent, 2), "label": found.evaluated[0].label}
-    return {**row, **ends}
+    return row | {"evaluations": found.evaluations, "cpu_seconds": spent, "label": found.evaluated[0].label}
 
 
 def run(files: Files, *, only: int = INSTANCES) -> None:
