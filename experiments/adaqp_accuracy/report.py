@@ -7,10 +7,7 @@ passes too, the dataset cannot carry the claim. Targets are the exact runs' mean
 import math
 import statistics
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).parent
 
 import reports
 from paired import FIT, gap, target

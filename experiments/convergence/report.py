@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-
 import reports
 from paired import Row, Runs, differences, points
 from records import Files

@@ -9,10 +9,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).parent
 
 import reports
 from paired import FIT, Row, Runs, average, curve, differences, points, target

@@ -8,9 +8,6 @@ deviation of its seeds; seconds are epochs until a validation reaches it, times 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-
-HERE = Path(__file__).parent
 
 import reports
 from paired import Row, Runs, differences, each, late_gain, target, test, validation, verdict

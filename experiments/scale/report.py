@@ -5,13 +5,9 @@ Slopes are those of least squares through logarithms: 1 is linear in the edges. 
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-HERE = Path(__file__).parent
-
 import reports
 from records import Files
 
