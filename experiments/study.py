@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import blocks
+import npz_graphs
 import records
 import reports
 import yaml
 from records import Files
 
-import graphs
 from gnnpar.comm.world import num_cores
 from gnnpar.config.study import Study, Variant, merged, read_study
 from gnnpar.launch.emulated.paced import trial
@@ -150,7 +150,7 @@ def run_files(
         )
     if not list:
         text = " ".join(override for s in some.values() for each in s.variants() for override in each.overrides)
-        for write in (write for variable, write in graphs.WRITTEN.items() if variable in text):
+        for write in (write for variable, write in npz_graphs.WRITTEN.items() if variable in text):
             write()
         mine.get("prepare", lambda *_: None)(files, known)
         for name in (name for name in names or programs if name in programs):

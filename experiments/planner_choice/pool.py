@@ -10,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any  # of JSON
 
+import npz_graphs
 from blocks import run as run_blocks
 from planner_accuracy.cells import CELLS, cells
 from planner_accuracy.pairs import Pair, read
 from planner_accuracy.plans import WARMUP, launches
 from planner_choice.choices import RULES, Rule, always
 from records import Files
-
-import graphs
 
 ALL_THREADS = 2
 FEW, MANY, FAST = 8, 24, 0.12  # timed epochs; many where one is predicted to take less than so many seconds
@@ -27,7 +26,7 @@ ONE = "gnnpipe 2 stages, 1 chunk"
 def measure(files: Files, *, count: int) -> None:
     """Launch two ranks of one thread and one rank of all threads in each cell, in `count` blocks."""
     known = cells("smoke" if files.smoke else "cells", CELLS, Path(__file__).with_name("cells.yaml"))
-    some = [cell for cell in known if cell.graph != "debian" or graphs.untyped_debian()]
+    some = [cell for cell in known if cell.graph != "debian" or npz_graphs.untyped_debian()]
     alone = [replace(cell, ranks=1, threads=ALL_THREADS, candidates=("single",)) for cell in some]
     jobs = launches(files("pool_predictions"), [*some, *alone], epochs_of)
     pairs = [{**two, **one} for two, one in zip(jobs[: len(some)], jobs[len(some) :], strict=True)]
