@@ -15,6 +15,21 @@ Runs = Mapping[int, Row]  # by seed
 FIT = {"not inferior": "is unfit for", "inferior": "can carry"}
 
 
+def cells(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, dict[int, Row]]]:
+    """Return cell -> method -> seed -> its last line."""
+    found: dict[tuple[str, ...], dict[str, dict[int, Row]]] = {}
+    for row in rows:
+        *cell, method = row["job"].split("; ")
+        found.setdefault(tuple(cell), {}).setdefault(method, {})[row["result"]["seed"]] = row
+    return found
+
+
+def control(found: Sequence[float], margin: float) -> str:
+    """Return what the differences of the drop control say of a dataset."""
+    verdict = non_inferiority(found, margin)
+    return f"\nThe drop control is {verdict}: the dataset {FIT.get(verdict, 'may not carry')} the claim."
+
+
 def points(row: Row) -> float:
     """Return the test metric at the best validation, in percent."""
     return 100 * row["result"]["metric"]["test_at_best_val"]

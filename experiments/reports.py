@@ -1,5 +1,6 @@
 """What reports of studies share: groups of lines, Markdown tables, intervals, figures of one look."""
 
+import csv
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import chdir
@@ -31,6 +32,18 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[object]], rule: str 
 def columns(of: Mapping[str, Callable[[Row], object]], rows: Iterable[Row], rule: str = "---|") -> str:
     """Return a Markdown table of heading -> cell of a row."""
     return table(list(of), [[cell(row) for cell in of.values()] for row in rows], rule)
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def show(title: str, shown: str) -> None:

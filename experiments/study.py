@@ -26,17 +26,17 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import blocks
+import npz_graphs
 import records
 import reports
 import yaml
 from records import Files
 
-import graphs
 from gnnpar.comm.world import num_cores
 from gnnpar.config.study import Study, Variant, merged, read_study
 from gnnpar.launch.emulated.paced import trial
@@ -55,14 +55,7 @@ trial = functools.cache(trial)  # whether links can be shaped here
 
 def own(folder: Path, name: str) -> Mapping[str, Any]:
     """Return the names of a folder's module, none if it has no such file."""
-    file = folder / f"{name}.py"
-    if not file.exists():
-        return {}
-    spec = spec_from_file_location(f"{folder.name}.{name}", file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(spec)  # its classes can be pickled
-    spec.loader.exec_module(module)
-    return vars(module)
+    return vars(import_module(f"{folder.name}.{name}")) if (folder / f"{name}.py").exists() else {}
 
 
 def parts(folder: Path) -> dict[str, Study]:
@@ -156,8 +149,9 @@ def run_files(
             f"there is no cell or method {', '.join(sorted(unknown))}; there are {', '.join(sorted(there))}"
         )
     if not list:
-        if any("DEBIAN_UNTYPED" in " ".join(each.overrides) for s in some.values() for each in s.variants()):
-            graphs.untyped_debian()
+        text = " ".join(override for s in some.values() for each in s.variants() for override in each.overrides)
+        for write in (write for variable, write in npz_graphs.WRITTEN.items() if variable in text):
+            write()
         mine.get("prepare", lambda *_: None)(files, known)
         for name in (name for name in names or programs if name in programs):
             programs[name](files, of)

@@ -7,15 +7,12 @@ and 95 % interval over blocks.
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-from gnnpar.report.statistics import geometric_mean
-
-HERE = Path(__file__).parent
 
 import reports
 from records import Files
+
+from gnnpar.report.statistics import geometric_mean
 
 PARTS = {
     "compute": ("compute", "other", "bubble"),

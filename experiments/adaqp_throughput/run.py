@@ -9,7 +9,7 @@ import os
 import random
 import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,57 +59,46 @@ MODES: dict[str, Strategy] = {
     "adaptive_paper": AdaQP(codec=Adaptive(period=PERIOD, trace="range", importance="square_of_sum", scope="exchange")),
 }
 MODELS = {"gcn": GCN, "sage": SAGE}
+Work = Callable[[Communicator], list[dict[str, Any]]]  # of every rank
 
 
-@dataclass(frozen=True)
-class Turns:
-    """What every rank does: engines of some modes side by side, epochs in blocks whose order is shuffled.
+def turns(
+    dataset: Any,
+    config: Any,
+    plan: Plan,
+    modes: tuple[str, ...],
+    blocks: int,
+    epochs: int,
+    warmup: int,
+    comm: Communicator,
+) -> list[dict[str, Any]]:
+    """Return rows of rank 0: engines of some modes side by side, `epochs` of each a block, in shuffled order, after
+    `warmup` epochs of each."""
+    task = make_task(dataset.task, dataset.num_classes)
+    shard = Shard.open(dataset if comm.rank == 0 else None, plan.part_of, comm)
+    engines, rows, order = {}, [], random.Random(0)
+    for mode in modes:
+        model = config.build(dataset.num_features, task.out_dim, seed=0)
+        engine = MODES[mode].build(BuildContext(plan=plan, shard=shard, model=model, task=task, comm=comm, seed=0))
+        engines[mode] = engine, torch.optim.Adam([p for _, p in engine.named_parameters()], lr=0.01)
+    for block in range(-1, blocks):
+        count = warmup if block < 0 else epochs
+        first = 0 if block < 0 else warmup + block * epochs
+        for mode in order.sample(modes, k=len(modes)):
+            for epoch in range(first, first + count):
+                row = one_epoch(comm, *engines[mode], epoch)
+                if block >= 0 and row is not None:
+                    rows.append({"mode": mode, "block": block, "epoch": epoch, **row})
+    tests = {mode: evaluate(engine, NodeObjective(task, shard, comm)) for mode, (engine, _) in engines.items()}
+    return [row | {"test": tests[row["mode"]]["metric/test"]} for row in rows]
 
-    `blocks` of `epochs` each are measured, after `warmup` epochs a mode. Picklable.
-    """
 
-    dataset: Any
-    config: Any
-    plan: Plan
-    modes: tuple[str, ...]
-    blocks: int
-    epochs: int
-    warmup: int
-    seed: int = 0
-
-    def __call__(self, comm: Communicator) -> list[dict[str, Any]]:
-        task = make_task(self.dataset.task, self.dataset.num_classes)
-        shard = Shard.open(self.dataset if comm.rank == 0 else None, self.plan.part_of, comm)
-        engines, rows, order = {}, [], random.Random(self.seed)
-        for mode in self.modes:
-            model = self.config.build(self.dataset.num_features, task.out_dim, seed=self.seed)
-            engine = MODES[mode].build(
-                BuildContext(plan=self.plan, shard=shard, model=model, task=task, comm=comm, seed=self.seed)
-            )
-            engines[mode] = engine, torch.optim.Adam([p for _, p in engine.named_parameters()], lr=0.01)
-        for block in range(-1, self.blocks):
-            count = self.warmup if block < 0 else self.epochs
-            first = 0 if block < 0 else self.warmup + block * self.epochs
-            for mode in order.sample(self.modes, k=len(self.modes)):
-                for epoch in range(first, first + count):
-                    row = self.epoch(comm, *engines[mode], epoch)
-                    if block >= 0 and row is not None:
-                        rows.append({"mode": mode, "block": block, "epoch": epoch, **row})
-        for mode, (engine, _) in engines.items():
-            values = evaluate(engine, NodeObjective(task, shard, comm))
-            for row in rows:
-                if row["mode"] == mode:
-                    row["test"] = values["metric/test"]
-        return rows
-
-    def epoch(self, comm: Communicator, engine: Any, optimizer: Any, epoch: int) -> dict[str, Any] | None:
-        meter = EpochMeter(comm)
-        with meter:
-            report = engine.train_epoch(epoch, optimizer)
-        everyone = comm.gather(meter.read() | {"peak_rss": 0})
-        if everyone is None:
-            return None
-        return {"loss": report.loss} | merge(everyone) | report.facts
+def one_epoch(comm: Communicator, engine: Any, optimizer: Any, epoch: int) -> dict[str, Any] | None:
+    meter = EpochMeter(comm)
+    with meter:
+        report = engine.train_epoch(epoch, optimizer)
+    everyone = comm.gather(meter.read() | {"peak_rss": 0})
+    return None if everyone is None else {"loss": report.loss} | merge(everyone) | report.facts
 
 
 def share(rows: list[dict[str, Any]]) -> float:
@@ -119,17 +108,17 @@ def share(rows: list[dict[str, Any]]) -> float:
     return waits / sum(row["time/epoch_seconds"] for row in mine)
 
 
-def over_link(turns: Turns, gbps: float, ranks: int) -> tuple[list[dict[str, Any]], list[float]]:
+def over_link(work: Work, gbps: float, ranks: int) -> tuple[list[dict[str, Any]], list[float]]:
     """Rows of rank 0, and what each link reached."""
     hosts = (gbps,) * ranks
     links = Links(host_gbps=hosts, host_of=tuple(range(ranks)), burst_kib=burst_kib(gbps))
     with Network.built(links) as network:
-        return run_world("gloo", ranks, turns, network)[0], reached_gbps(network)
+        return run_world("gloo", ranks, work, network)[0], reached_gbps(network)
 
 
-def spent(turns: Turns, ranks: int, rate: float) -> tuple[float, float, float]:
+def spent(work: Work, ranks: int, rate: float) -> tuple[float, float, float]:
     """Return seconds of vanilla's epoch, in messages, and in the reduction."""
-    rows, _ = over_link(turns, rate, ranks)
+    rows, _ = over_link(work, rate, ranks)
     epoch, reduce = (statistics.fmean(row[f"time/{k}_seconds"] for row in rows) for k in ("epoch", "reduce"))
     return epoch, share(rows) * epoch, reduce
 
@@ -151,11 +140,11 @@ def run(
     for name in models or MODELS:
         config = MODELS[name](num_layers=3, hidden=hidden, dropout=0.5, norm="layer")
         plan = GraphParallel().plan(Workload(dataset, Metis(), 3), Topology(ranks))
-        turns = partial(Turns, dataset, config, plan)
-        rate, found = rate_of(TARGET, tolerance, partial(spent, turns(("vanilla",), 1, 4, 2), ranks))
-        points = [(rate, turns(tuple(MODES), blocks, length, warmup), "operating")]
+        measured = partial(turns, dataset, config, plan)
+        rate, found = rate_of(TARGET, tolerance, partial(spent, partial(measured, ("vanilla",), 1, 4, 2), ranks))
+        points = [(rate, partial(measured, tuple(MODES), blocks, length, warmup), "operating")]
         if not files.smoke:
-            points += [(rate * f, turns(tuple(MODES), 2, 2, 3), "curve") for f in (16.0, 4.0, 0.4)]
+            points += [(rate * f, partial(measured, tuple(MODES), 2, 2, 3), "curve") for f in (16.0, 4.0, 0.4)]
         for gbps, what, kind in points:
             rows, reached = over_link(what, gbps, ranks)
             about = {"session": session, "kind": kind, "model": name, "scale": scale, "nodes": dataset.num_nodes}

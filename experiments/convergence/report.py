@@ -5,14 +5,12 @@ points. Cells whose lines are few are tables all the same: their heading says ho
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-HERE = Path(__file__).parent
 
 import reports
-from paired import Row, Runs, differences, points
+from paired import Row, Runs, cells, differences, points
 from records import Files
 
 from gnnpar.config.study import read_study
@@ -28,21 +26,16 @@ HEADINGS = ("method", "seeds", "test, %", "over exact, points", "verdict", "epoc
 STUDY = read_study(Path(__file__).with_name("study.yaml"))
 CELLS, METHODS, SEEDS = STUDY.axes["cell"], STUDY.axes["method"], len(STUDY.seed_list)
 Trained = Mapping[str, Runs]  # method -> completed runs
-Failed = Mapping[tuple[str, str], int]  # (cell, method) -> runs
+Failed = Mapping[tuple[str, ...], int]  # (cell, method) -> runs
 
 
-def read(rows: Iterable[Row]) -> tuple[dict[str, dict[str, dict[int, Any]]], dict[tuple[str, str], int]]:
+def read(rows: Iterable[Row]) -> tuple[dict[str, Trained], Failed]:
     """Completed runs of cells that have some; how many failed."""
-    found: dict[str, dict[str, dict[int, Any]]] = {}
-    failed: dict[tuple[str, str], int] = {}
-    for row in rows:
-        cell, method = row["job"].split("; ")
-        if row["result"]["status"] == "completed":
-            found.setdefault(cell, {}).setdefault(method, {})[row["block"]] = row
-        else:
-            failed[cell, method] = failed.get((cell, method), 0) + 1
-    ordered = {cell: {m: found[cell][m] for m in METHODS if m in found[cell]} for cell in CELLS if cell in found}
-    return ordered, failed
+    of = reports.by(rows, lambda row: row["result"]["status"] == "completed")
+    found = cells(of.get(True, []))
+    failed = Counter(tuple(row["job"].split("; ")) for row in of.get(False, []))
+    here = {cell: found[cell,] for cell in CELLS if (cell,) in found}
+    return {cell: {m: runs[m] for m in METHODS if m in runs} for cell, runs in here.items()}, failed
 
 
 def verdicts(cells: Mapping[str, Trained]) -> dict[tuple[str, str], Verdict]:
@@ -102,15 +95,15 @@ def draw(cells: Mapping[str, Trained], files: Files) -> None:
 
 
 def report(files: Files) -> None:
-    cells, failed = read(files.read())
-    judged = verdicts(cells)
-    there = sum(len(runs) for trained in cells.values() for runs in trained.values()) + sum(failed.values())
+    found, failed = read(files.read())
+    judged = verdicts(found)
+    there = sum(len(runs) for trained in found.values() for runs in trained.values()) + sum(failed.values())
     every = len(CELLS) * len(METHODS) * SEEDS
-    print(f"{there} of {every} runs are here, of {len(cells)} of {len(CELLS)} cells.")
-    for cell, trained in cells.items():
+    print(f"{there} of {every} runs are here, of {len(found)} of {len(CELLS)} cells.")
+    for cell, trained in found.items():
         count = sum(len(runs) for runs in trained.values())
         title = f"{cell}: {count} of {len(METHODS) * SEEDS} runs"
         reports.show(title, table(cell, trained, judged, failed))
         print(f"\n{fitness(cell, judged)}")
-    if cells:
-        draw(cells, files)
+    if found:
+        draw(found, files)

@@ -1,7 +1,5 @@
 """Epochs beside PyG's, and of two ranks beside one."""
 
-import csv
-
 import reports
 from records import Files
 
@@ -13,8 +11,7 @@ def ratio(row: dict[str, str]) -> str:
 
 
 def report(files: Files) -> None:
-    with files().with_suffix(".csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = reports.read_csv(files().with_suffix(".csv"))
     of = {
         "model": lambda row: NAMES[row["model"]],
         "threads": lambda row: row["threads"],

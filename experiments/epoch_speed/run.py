@@ -3,13 +3,13 @@
 Variants take turns epoch by epoch, so that a slow minute of the machine hits all of them: programs of bench_peers.
 """
 
-import csv
 import datetime
 import os
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import reports
 import torch
 from bench_peers.run import measure
 from records import Files
@@ -57,7 +57,4 @@ def run(files: Files, *, epochs: int = 7) -> None:
     for row in compared("sbm_tenth" if files.smoke else "sbm", epochs):
         print(" ".join(f"{each:.3f}" if isinstance(each, float) else str(each) for each in row.values()), flush=True)
         rows.append({**row, **about})
-    with files("results").with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    reports.write_csv(files().with_suffix(".csv"), rows)

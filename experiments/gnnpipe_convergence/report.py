@@ -7,15 +7,10 @@ passes too, the dataset cannot carry the claim. Targets are the exact runs' mean
 import itertools
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
-
-HERE = Path(__file__).parent
+from collections.abc import Mapping
 
 import reports
-from paired import FIT, Row, Runs, average, curve, differences, points, target
+from paired import Runs, average, cells, control, curve, differences, points, target
 from records import Files
 
 from gnnpar.report.statistics import mean, non_inferiority
@@ -29,21 +24,10 @@ COLOURS = ("#000000", "#d95f02", "#e6ab02", "#66a61e", "#e7298a", "#1b9e77", "#7
 Cells = Mapping[tuple[str, str], Mapping[str, Runs]]  # (study, model) -> variant -> runs
 
 
-def cells_of(rows: Iterable[dict[str, Any]]) -> Cells:
-    cells: dict[tuple[str, str], dict[str, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in rows:
-        study, model, variant = row["job"].split("; ")
-        cells[study, model][variant][row["result"]["seed"]] = row
-    return {cell: cells[cell] for cell in itertools.product(STUDIES, MODELS) if cell in cells}
-
-
 def to_target(runs: Runs, target: float) -> str:
     """Median epochs until validation reaches the target; > where half of the runs never do."""
-    reached = []
-    for run in runs.values():
-        hit = next((row["epoch"] + 1 for row in run["curve"] if row["metric/val"] >= target), math.inf)
-        reached.append(hit)
-    middle = statistics.median(reached)
+    hits = ((row["epoch"] + 1 for row in run["curve"] if row["metric/val"] >= target) for run in runs.values())
+    middle = statistics.median(next(hit, math.inf) for hit in hits)
     return f"{middle:.0f}" if math.isfinite(middle) else f"> {next(iter(runs.values()))['result']['epochs']}"
 
 
@@ -91,12 +75,12 @@ def draw(cells: Cells, files: Files) -> None:
 
 
 def report(files: Files) -> None:
-    cells = cells_of(files.read())
-    for (study, model), variants in cells.items():
+    found = cells(files.read())
+    shown = {cell: found[cell] for cell in itertools.product(STUDIES, MODELS) if cell in found}
+    for (study, model), variants in shown.items():
         exact = variants["exact"]
         settings = next(iter(exact.values()))["result"]["settings"]["model"]
         reports.show(f"{study}, {model}, {settings['num_layers']} layers, {len(exact)} seeds", table(variants))
         if "drop" in variants and len(exact) > 1:
-            control = non_inferiority(differences(variants["drop"], exact), MARGIN)
-            print(f"\nThe drop control is {control}: the dataset {FIT.get(control, 'may not carry')} the claim.")
-    draw(cells, files)
+            print(control(differences(variants["drop"], exact), MARGIN))
+    draw(shown, files)

@@ -1,9 +1,6 @@
 """Predicted and measured epochs of a pipeline."""
 
 import statistics
-from pathlib import Path
-
-HERE = Path(__file__).parent
 
 import reports
 from records import Files

@@ -17,11 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-HERE = Path(__file__).parent
-
 import blocks
+import numpy as np
 import records
 from records import Files
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any  # of JSON
 
 import reports
@@ -12,7 +11,6 @@ from reports import Measured
 from gnnpar.config.study import Variant
 from gnnpar.report.statistics import geometric_mean
 
-HERE = Path(__file__).parent
 BASES = ("graph_parallel", "planned, speeds unknown")
 Job = Mapping[int, Mapping[str, Any]]  # block -> its line
 

@@ -17,7 +17,7 @@ from planner_accuracy.run import CELLS, WARMUP, cells, launches
 from planner_choice.report import choices
 from records import Files
 
-import graphs
+import npz_graphs
 
 FEW, MANY, FAST = 8, 24, 0.12  # timed epochs; many where one is predicted to take less than so many seconds
 
@@ -25,7 +25,7 @@ FEW, MANY, FAST = 8, 24, 0.12  # timed epochs; many where one is predicted to ta
 def measure(files: Files, *, count: int) -> None:
     """Launch two ranks of one thread and one rank of two threads in each cell, in `count` blocks."""
     known = cells("smoke" if files.smoke else "cells", CELLS, Path(__file__).with_name("cells.yaml"))
-    some = [cell for cell in known if cell.graph != "debian" or graphs.untyped_debian()]
+    some = [cell for cell in known if cell.graph != "debian" or npz_graphs.untyped_debian()]
     alone = [replace(cell, ranks=1, threads=2, candidates=("single",)) for cell in some]
     epochs = {True: WARMUP + MANY, False: WARMUP + FEW}
     jobs = launches(files("pool_predictions"), [*some, *alone], lambda row: epochs[row["epoch_seconds"] < FAST])

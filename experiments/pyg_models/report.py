@@ -8,10 +8,7 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any  # of JSON
-
-HERE = Path(__file__).parent
 
 import reports
 from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD

@@ -13,7 +13,7 @@ from typing import Any, Self  # of JSON
 import records
 import torch
 import torch.nn.functional as F
-from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD, Spec
+from pyg_models.cells import OWN, PAIRED, SPECS, STRATEGIES, TOLD
 from records import Files
 from torch_geometric.data import Data
 from torch_geometric.nn import models as zoo
@@ -69,7 +69,7 @@ def plain(
     gnnpar's."""
     spec = SPECS[name]
     x, edge_index, y = data.x.to(dtype), data.edge_index, data.y
-    kwargs = dict(spec.kwargs)
+    kwargs = dict(spec["kwargs"])
     if name in TOLD["degrees"]:
         kwargs["deg"] = torch.bincount(degree(edge_index[1], data.num_nodes).long())
     classes = int(y.max()) + 1
@@ -77,7 +77,7 @@ def plain(
         lambda: getattr(zoo, name)(in_channels=x.shape[1], out_channels=classes, dropout=dropout, **kwargs), seed
     ).to(dtype)
     torch.manual_seed(seed)
-    optimizer = torch.optim.Adam(net.parameters(), lr=spec.lr, weight_decay=TOLD["given"]["optim.weight_decay"])
+    optimizer = torch.optim.Adam(net.parameters(), lr=spec["lr"], weight_decay=TOLD["given"]["optim.weight_decay"])
     losses, best = [], (-1.0, 0.0)
     for epoch in range(epochs):
         net.train()
@@ -101,7 +101,7 @@ def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: ob
     """`gnnpar train model=pyg`; `refused` is the line where the strategy does not carry the model."""
     spec = SPECS[name]
     given: dict[str, Any] = {"strategy": strategy, "model.target": f"torch_geometric.nn.models.{name}", "seed": seed}
-    given |= TOLD["given"] | {"dataset.self_loops": spec.loops, "optim.lr": spec.lr}
+    given |= TOLD["given"] | {"dataset.self_loops": spec["loops"], "optim.lr": spec["lr"]}
     given |= {**overrides, **STRATEGIES[strategy]}
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -115,14 +115,14 @@ def ours(name: str, strategy: str, data: Data | None, seed: int, **overrides: ob
 
 def cell(stage: str, name: str, variant: str, seed: int, data: Data, epochs: int) -> dict[str, Any]:
     """losses: all features, fp64, no dropout. accuracy, paired, more: fp32, dropout, some models on fewer features."""
-    spec: Spec = SPECS[name]
+    spec = SPECS[name]
     exact = stage == "losses"
-    dropout = 0.0 if exact else spec.dropout
-    shown = narrowed(data, spec.width) if spec.width and not exact else data
+    dropout = 0.0 if exact else spec["dropout"]
+    shown = narrowed(data, spec["width"]) if spec["width"] and not exact else data
     if variant in (OWN, PAIRED):
         dtype = torch.float64 if exact else torch.float32
         return plain(name, shown, seed, epochs=epochs, dtype=dtype, dropout=dropout, paired=variant == PAIRED)
-    given: dict[str, Any] = {"model.kwargs": {**spec.kwargs, "dropout": dropout}, "epochs": epochs}
+    given: dict[str, Any] = {"model.kwargs": {**spec["kwargs"], "dropout": dropout}, "epochs": epochs}
     given |= {"precision": "fp64" if exact else "fp32", "data_dir": DATA}
     if variant == "adaqp" and epochs < FEW:
         given |= TOLD["short"]
@@ -161,7 +161,7 @@ def run(files: Files, *, stage: tuple = STAGES, models: tuple = tuple(SPECS), se
         if (name, variant) in refused:
             continue
         spec = SPECS[name]
-        epochs = spec.steps if stage == "losses" else 10 if files.smoke else spec.epochs
+        epochs = spec["steps"] if stage == "losses" else 10 if files.smoke else spec["epochs"]
         row = cell(stage, name, variant, seed, data, epochs)
         if stage != "losses" and "losses" in row:
             row["losses"] = [round(loss, 6) for loss in row["losses"]]

@@ -8,12 +8,9 @@ deviation of its seeds; seconds are epochs until a validation reaches it, times 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-
-HERE = Path(__file__).parent
 
 import reports
-from paired import Row, Runs, differences, each, late_gain, target, test, validation, verdict
+from paired import Row, Runs, cells, differences, each, late_gain, target, test, validation, verdict
 from records import Files
 
 from gnnpar.report.formatting import interval
@@ -32,14 +29,15 @@ def job(row: Row) -> str:
 
 
 def report(files: Files) -> None:
-    cells: dict[str, dict[tuple[str, str], dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in files.read():
-        graph, model, variant = job(row).split("; ")
-        cells[graph][model, variant][row["result"]["seed"]] = row
-    for graph, found in cells.items():
-        lines = [(*key, *columns(key[1], runs, found[key[0], FULL])) for key, runs in found.items()]
+    found = cells({**row, "job": job(row)} for row in files.read())
+    for graph, models in reports.by(found, lambda cell: cell[0]).items():
+        lines = [
+            (model, variant, *columns(variant, runs, found[graph, model][FULL]))
+            for _, model in models
+            for variant, runs in found[graph, model].items()
+        ]
         reports.show(graph, reports.table(HEADINGS, lines))
-    if timed := list(times(cells, files.read("times"))):
+    if timed := list(times(found, files.read("times"))):
         reports.show("Time to accuracy", reports.table(TIMES, timed))
 
 
@@ -52,23 +50,30 @@ def columns(variant: str, runs: Runs, full: Runs) -> list[object]:
     return [f"{test(runs):.1f}", *judged, *about, f"{gain:+.1f}", len(runs)]
 
 
-def times(cells: Mapping[str, Mapping[tuple[str, str], Runs]], rows: Sequence[Row]) -> Iterator[tuple[object, ...]]:
+def times(found: Mapping[tuple[str, ...], Mapping[str, Runs]], rows: Sequence[Row]) -> Iterator[tuple[object, ...]]:
     """Yield lines of GCN: epochs and seconds are means over the seeds that reach the target."""
     seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for row in rows:
         graph, variant = job(row).split("; ")
         seconds[graph, variant][row["block"]] = row["result"]["epoch_seconds"]["median"]
     for (graph, variant), blocks in sorted(seconds.items()):
-        full, runs = cells[graph]["gcn", FULL], cells[graph]["gcn", variant]
+        full, runs = found[graph, "gcn"][FULL], found[graph, "gcn"][variant]
         aim = target(max(value for _, value in validation(row)) for row in full.values())
         epochs = [next((epoch + 1 for epoch, value in validation(row) if value >= aim), None) for row in runs.values()]
-        found, each_epoch = [each for each in epochs if each is not None], statistics.median(blocks.values())
+        reached, each_epoch = [each for each in epochs if each is not None], statistics.median(blocks.values())
         ratio = geometric_mean([blocks[block] / seconds[graph, FULL][block] for block in blocks])
-        average = statistics.fmean(found) if found else None
+        average = statistics.fmean(reached) if reached else None
         needed = ["-", "-"] if average is None else [f"{average:.0f}", f"{average * each_epoch:.3g}"]
         many = "1" if variant == FULL else reports.interval(ratio)
-        reached = f"{len(found)} of {len(epochs)}"
-        yield graph, variant, f"{100 * aim:.1f}", f"{1000 * each_epoch:.0f}", many, *needed, reached
+        yield (
+            graph,
+            variant,
+            f"{100 * aim:.1f}",
+            f"{1000 * each_epoch:.0f}",
+            many,
+            *needed,
+            f"{len(reached)} of {len(epochs)}",
+        )
 
 
 def kept(variant: str, run: Row) -> str:

@@ -2,12 +2,11 @@
 95 % bound lies above -MARGIN points; "not converged": the last fifth of the epochs raises the best validation by more
 than MARGIN points."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import reports
-from paired import FIT, MIB, Row, Runs, accuracy_table, curve, differences, late_gain
+from paired import FIT, MIB, Row, Runs, accuracy_table, cells, curve, differences, late_gain
 from records import Files
 
 from gnnpar.config.study import Study, read_study
@@ -41,16 +40,9 @@ def nbytes(row: Row) -> float:
 
 
 def studies_of(files: Files) -> dict[str, Mapping[str, Runs]]:
-    found: dict[str, dict[str, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in files.read("accuracy"):
-        study, variant = row["job"].split("; ")
-        found[study][variant][row["result"]["seed"]] = row
-    cells = read_study(HERE / "accuracy.yaml")
-    return {
-        study: {name: found[study][name] for name in cells.methods if name in found[study]}
-        for study in cells.cells
-        if "exact" in found[study]
-    }
+    found, study = cells(files.read("accuracy")), read_study(HERE / "accuracy.yaml")
+    here = {cell: found[cell,] for cell in study.cells if "exact" in found.get((cell,), {})}
+    return {cell: {name: runs[name] for name in study.methods if name in runs} for cell, runs in here.items()}
 
 
 def notes(variants: Mapping[str, Runs]) -> Iterator[str]:

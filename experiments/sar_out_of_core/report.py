@@ -1,10 +1,7 @@
 """The end, time and memory of each run."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).parent
 
 import reports
 from records import Files

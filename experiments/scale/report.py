@@ -4,14 +4,10 @@ Slopes are those of least squares through logarithms: 1 is linear in the edges. 
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-HERE = Path(__file__).parent
-
 import reports
 from records import Files
 
@@ -51,27 +47,30 @@ def peak(row: Any) -> float:
     return max(row["memory_bytes"]["peak"])
 
 
+def growth(found: Lines, of: Callable[[Any], float], last: Callable[[float, Any], str]) -> Iterator[list[object]]:
+    """Yield lines of ranks, strategy, MiB at every scale, the slope, and what `last` says of the largest graph."""
+    for key, lines in found.items():
+        values = {scale: of(row) for scale, row in lines.items()}
+        edges = [row["edges"] for row in lines.values()]
+        rise = f"{slope(edges, list(values.values())):.2f}" if len(values) > 1 else "-"
+        cells = [f"{values[s] / 2**20:,.1f}" if s in values else "-" for s in scales_of(found)]
+        yield [*key, *cells, rise, last(values[max(values)], lines[max(values)])]
+
+
 def memory(found: Lines) -> str:
-    scales, edges = scales_of(found), {scale: row["edges"] for lines in found.values() for scale, row in lines.items()}
-    heads = [f"2^{scale} nodes, {edges[scale]:,} edges" for scale in scales]
-    shown = []
-    for (ranks, name), lines in found.items():
-        peaks = {scale: peak(row) for scale, row in lines.items()}
-        rise = f"{slope([edges[s] for s in peaks], list(peaks.values())):.2f}" if len(peaks) > 1 else "-"
-        cells = [f"{peaks[s] / 2**20:,.1f}" if s in peaks else "-" for s in scales]
-        shown.append([ranks, name, *cells, rise, f"{peaks[max(peaks)] / edges[max(peaks)]:.1f}"])
+    edges = {scale: row["edges"] for lines in found.values() for scale, row in lines.items()}
+    heads = [f"2^{scale} nodes, {edges[scale]:,} edges" for scale in scales_of(found)]
+    shown = growth(found, peak, lambda value, row: f"{value / row['edges']:.1f}")
     return reports.table(["ranks", "strategy", *heads, "slope", "bytes an edge"], shown)
 
 
 def sent(found: Lines) -> str:
-    scales, shown = scales_of(found), []
-    for (ranks, name), lines in ((key, lines) for key, lines in found.items() if key[0] > 1):
-        total = {scale: row["bytes_per_epoch"]["total"] for scale, row in lines.items()}
-        edges = [row["edges"] for row in lines.values()]
-        rise = f"{slope(edges, list(total.values())):.2f}" if len(lines) > 1 else "-"
-        cells = [f"{total[s] / 2**20:,.1f}" if s in total else "-" for s in scales]
-        shown.append([ranks, name, *cells, rise, f"{total[max(total)] / 2 ** max(total):,.0f}"])
-    return reports.table(["ranks", "strategy", *(f"2^{scale}" for scale in scales), "slope", "bytes a node"], shown)
+    found = {key: lines for key, lines in found.items() if key[0] > 1}
+    heads = [f"2^{scale}" for scale in scales_of(found)]
+    shown = growth(
+        found, lambda row: row["bytes_per_epoch"]["total"], lambda value, row: f"{value / 2 ** row['scale']:,.0f}"
+    )
+    return reports.table(["ranks", "strategy", *heads, "slope", "bytes a node"], shown)
 
 
 def limits(found: Lines) -> str:

@@ -1,9 +1,6 @@
 """Memory of partitioning, loading and training: table and figure."""
 
 from collections.abc import Iterator
-from pathlib import Path
-
-HERE = Path(__file__).parent
 
 import reports
 from records import Files

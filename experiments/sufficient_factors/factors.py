@@ -23,10 +23,4 @@ class Factors(GraphParallel):
     reduce: Literal["sum", "factors"] = "factors"
 
     def build(self, context: BuildContext) -> Engine:
-        return halo_engine(
-            context,
-            self,
-            overlap=self.overlap,
-            features_exact=False,
-            engine=EveryFactor,
-        )
+        return halo_engine(context, self, overlap=self.overlap, features_exact=False, engine=EveryFactor)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import paired
 import reports
-from paired import Row, Runs
+from paired import Row
 from records import Files
 from reports import Measured
 
@@ -25,18 +25,14 @@ def refused(row: Row) -> str:
 
 
 def before(files: Files, measured: Measured) -> str:
-    cuts: dict[str, dict[str, Runs]] = {}
-    for row in files.read("accuracy"):
-        cut, variant = job(row).split("; ")
-        if not refused(row):
-            cuts.setdefault(cut, {}).setdefault(variant, {})[row["result"]["seed"]] = row
+    cuts = paired.cells({**row, "job": job(row)} for row in files.read("accuracy") if not refused(row))
     methods = list(measured["losses"][0].methods)
     rows = sorted(files.read("losses"), key=lambda row: (methods.index(job(row)[3:]), job(row)))
     shown = {"losses: fp64, dropout on": losses_table(rows)}
-    for cut, variants in cuts.items():
+    for (cut,), variants in cuts.items():
         heads = {"of exact": "of METIS exact"}
         how = {"margin": MARGIN, "nbytes": paired.sent, "form": ("+.2f", ".2f"), "heads": heads, "seeds": True}
-        shown[f"strategies, {cut} cut"] = paired.accuracy_table(variants, cuts["metis"]["exact"], **how)
+        shown[f"strategies, {cut} cut"] = paired.accuracy_table(variants, cuts["metis",]["exact"], **how)
     return "".join(f"\n### {title}\n\n{table}\n" for title, table in shown.items())
 
 
