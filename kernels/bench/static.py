@@ -99,18 +99,7 @@ def report(variant: Variant, target: str) -> dict:
     }
 
 
-COLUMNS: tuple[str, ...] = (
-    "kernels",
-    "triton",
-    "target",
-    "module",
-    "name",
-    "registers",
-    "spills",
-    "instructions",
-    "loaded",
-    "stored",
-)
+COLUMNS = ("kernels", "triton", "target", "module", "name", "registers", "spills", "instructions", "loaded", "stored")
 
 
 def write_table() -> None:
