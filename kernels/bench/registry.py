@@ -272,7 +272,8 @@ def _dropout(width: int, dtype: torch.dtype, *, per_edge: bool) -> Case:
         str(width),
         dtype,
         race,
-        **{"edge_bytes" if per_edge else "node_bytes": 2 * width * dtype.itemsize + 8},
+        edge_bytes=(2 * width * dtype.itemsize + 8) * per_edge,
+        node_bytes=(2 * width * dtype.itemsize + 8) * (not per_edge),
     )
 
 

@@ -114,7 +114,7 @@ def write_table() -> None:
             rows.append({name: found[name] for name in COLUMNS})
             print(*rows[-1].values(), flush=True)
     with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, [*COLUMNS], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -125,8 +125,8 @@ def like(*parameters: str) -> Callable[..., Tensor | Tensors]:
     """Return the fake of an op with results of the shapes and types of these parameters."""
 
     def fake(**given: Tensor) -> Tensor | Tensors:
-        found = tuple(given[name].new_empty(given[name].shape) for name in parameters)
-        return found if len(found) > 1 else found[0]
+        found = [given[name].new_empty(given[name].shape) for name in parameters]
+        return tuple(found) if len(found) > 1 else found[0]
 
     return fake
 

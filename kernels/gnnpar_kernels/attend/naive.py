@@ -147,7 +147,7 @@ def gradients(
     With alpha = exp(score - lse_i): d value = alpha K dO_i, d score = alpha (K <dO_i, value> - Delta_i).
     Shapes: edges(*operands) -> score [E, H], value [E, H, W]; i [E], lse, delta [N, H], grad_out [N, H, W].
     """
-    (score, value), pull = torch.func.vjp(edges, *(t.to(lse.dtype) for t in operands))
+    (score, value), pull = torch.func.vjp(edges, *(t.to(lse.dtype) for t in operands))[:2]
     alpha = torch.exp(score - lse.index_select(0, i))
     kept, pulled = dropped(alpha, drop, edge_ids), grad_out.index_select(0, i).to(lse.dtype)
     ds = kept * (pulled * value).sum(-1) - alpha * delta.to(lse.dtype).index_select(0, i)

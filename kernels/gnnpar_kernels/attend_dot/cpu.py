@@ -136,6 +136,6 @@ def attend_dot_grad(
             pulled,
         )
 
-    ends = (csr_rows(t.to(dtype), forward.rows) for t in (lse, delta))
-    walk_back(ins, outs, order, *ends, (grad_out.shape[2], width), head_of)
+    lse_row, delta_row = (csr_rows(t.to(dtype), forward.rows) for t in (lse, delta))
+    walk_back(ins, outs, order, lse_row, delta_row, (grad_out.shape[2], width), head_of)
     return tuple(g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))

@@ -112,6 +112,6 @@ def attend_v2_grad(
 
         return Back(score, along, by_destination, by_source, finish, pulled)
 
-    ends = (csr_rows(t.to(dtype), forward.rows) for t in (lse, delta))
-    walk_back(ins, outs, order, *ends, (width, width), head_of)
+    lse_row, delta_row = (csr_rows(t.to(dtype), forward.rows) for t in (lse, delta))
+    walk_back(ins, outs, order, lse_row, delta_row, (width, width), head_of)
     return grad_x.to(x.dtype), grad_y.to(y.dtype), grad_a.to(a.dtype)
