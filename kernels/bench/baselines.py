@@ -70,6 +70,15 @@ class Layer(NamedTuple):
     width: int
     edge: Tensor | None = None
 
+    def by_head(self, weight: Tensor) -> Tensor:
+        """Return the product of the rows with a matrix, by head. Shapes: weight [H D, F] -> [N, H, D]."""
+        return (self.x @ weight.t()).view(-1, self.heads, self.width)
+
+    def drawn(self, *shapes: tuple[int, ...]) -> list[Tensor]:
+        """Draw trained matrices and vectors of the rows' type."""
+        like = self.x
+        return [(0.1 * torch.randn(shape, device=like.device)).to(like.dtype).requires_grad_() for shape in shapes]
+
 
 def attention(name: str, layer: Layer) -> dict[str, Build]:
     """Return other implementations of the layer, forward and backward: PyG's convolution of this name, also compiled,
@@ -103,9 +112,8 @@ def _pyg(name: str, layer: Layer, *, compiled: bool) -> Run:
 
 def weights_of(layer: Layer) -> list[Tensor]:
     """Return matrices for queries, keys and values, and for rows of edges."""
-    total, like = layer.heads * layer.width, layer.x
-    columns = [total] * 3 if layer.edge is None else [total] * 3 + [layer.edge.shape[1]]
-    return [(0.1 * torch.randn(total, n, device=like.device)).to(like.dtype).requires_grad_() for n in columns]
+    total = layer.heads * layer.width
+    return layer.drawn(*[(total, total)] * 3, *([] if layer.edge is None else [(total, layer.edge.shape[1])]))
 
 
 def _anemoi(folder: Path, layer: Layer) -> Run:

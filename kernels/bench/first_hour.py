@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -80,10 +81,7 @@ class Record:
         return f"{self.state:9} {self.seconds:6.1f} s  {self.stage}/{self.check}: {self.detail}"
 
 
-TRAIN = "-m gnnpar train dataset=sbm epochs=3 tracker=jsonl hydra.run.dir={out}/"
 RACE = "kernels/bench/run.py --csv {out}/kernels.csv"
-PROOF = "kernels/bench/proofs.py"
-SMALL_RACE = f"{RACE} --cases cuda --threads 1"
 SMALL = {  # the last value of a repeated option is used
     graph: f"--graph {graph} --scale {scale} --repeats 1 --seconds 1 --without compiled"
     for graph, scale in {"arxiv": 0.002, "products": 0.0002, "reddit": 0.0002, "mesh": 0.01, "grid": 0.001}.items()
@@ -100,7 +98,7 @@ TOOLS = {
     "ncu": f"ncu --csv --page raw --metrics {','.join(COUNTERS)} -c 1000 "
     "-k 'regex:^_?(fold|pull|low|piece|combine|gather|scatter|quantize|dequantize|dropout)'",
 }
-UNTUNED = {"GNNPAR_TUNE": "0"}
+UNTUNED, SHARED = {"GNNPAR_TUNE": "0"}, {"GNNPAR_SHARE_GPU": "1"}
 PYTEST = "-m pytest -q -p no:cacheprovider"
 INTERPRETED = f"{PYTEST} tests/kernels/test_dropout.py tests/kernels/test_gather.py -k triton -m 'not slow'"
 KERNEL_TESTS = f"{PYTEST} tests/kernels -m gpu"
@@ -109,130 +107,87 @@ KERNEL_TESTS = f"{PYTEST} tests/kernels -m gpu"
 def _race(name: str, graph: str, options: str, seconds: float) -> Check:
     """Return a check of run.py. graph: empty: all. A rehearsal uses a small graph of the same kind."""
     command = f"{RACE} --device cuda{f' --graph {graph}' if graph else ''} {options}"
-    return Check(name, command, seconds, f"{SMALL_RACE} {options} {SMALL[graph or 'arxiv']}")
-
-
-def _of_every_strategy(name: str, command: str, seconds: float) -> list[Check]:
-    """Return a check per strategy. `{device}` in the command: cuda, in a rehearsal cpu."""
-    return [_on_either(f"{name}-{s}", f"{command} {s}", seconds) for s in STRATEGIES]
+    return Check(name, command, seconds, f"{RACE} --cases cuda --threads 1 {options} {SMALL[graph or 'arxiv']}")
 
 
 def _on_either(name: str, command: str, seconds: float, *, env: dict[str, str] | None = None) -> Check:
-    told = [command.replace("{device}", device) for device in ("cuda", "cpu")]
-    return Check(name, told[0], seconds, told[1], env=env or {})
+    """Return a check whose command has `{device}` (cuda, in a rehearsal cpu) and `{comm}` (nccl, gloo)."""
+    on_gpu, on_cpu = (
+        command.replace("{device}", device).replace("{comm}", comm)
+        for device, comm in (("cuda", "nccl"), ("cpu", "gloo"))
+    )
+    return Check(name, on_gpu, seconds, on_cpu, env=env or {})
 
 
-STAGES = (
-    Stage(
-        "smoke",
-        150,
-        (
-            _on_either("versions", f"{PROOF} versions {{device}}", 60),
-            Check("one-rank", f"{TRAIN}one device=cuda strategy=single model=gat", 90, f"{TRAIN}one strategy=single"),
-            Check(
-                "two-ranks",
-                f"{TRAIN}two device=cuda strategy=graph_parallel model=gcn world_size=2 comm=gloo",
-                90,
-                f"{TRAIN}two strategy=graph_parallel model=gcn world_size=2",
-            ),
-            _race("kernels", "arxiv", "--scale 0.01 --repeats 1 --seconds 1 --quick", 120),
+def _train(name: str, options: str, seconds: float, *, env: dict[str, str] | None = None) -> Check:
+    command = f"-m gnnpar train dataset=sbm epochs=3 tracker=jsonl hydra.run.dir={{out}}/{name} device={{device}}"
+    return _on_either(name, f"{command} {options}", seconds, env=env)
+
+
+def _proof(name: str, arguments: str, seconds: float, *, env: dict[str, str] | None = None) -> Check:
+    return _on_either(name, f"kernels/bench/proofs.py {arguments}", seconds, env=env)
+
+
+def _check(name: str, seconds: float, strategy: str, models: str = "gcn,gat,gatv2,sage_max") -> Check:
+    command = f"-m gnnpar check strategy={strategy} model={models} device={{device}} --worlds 1,2,4"
+    return _on_either(name, command, seconds)
+
+
+SANITIZED = f"{KERNEL_TESTS} -x -k 'rows_of_every_length or cut_rows or mixed_codes'"
+TILES = "kernels/bench/tune.py {how} --csv {out}/tiles.csv"
+ON_GPU, ON_CPU = (TILES.replace("{how}", how) for how in ("--jobs 12 --again", "--device cpu --scale 0.0001"))
+CHECKS = {
+    "smoke": (
+        _proof("versions", "versions {device}", 60),
+        _train("one-rank", "strategy=single model=gat", 90),
+        _train("two-ranks", "strategy=graph_parallel model=gcn world_size=2 comm=gloo", 90),
+        _race("kernels", "arxiv", "--scale 0.01 --repeats 1 --seconds 1 --quick", 120),
+    ),
+    "prove": (
+        Check("kernels", f"{KERNEL_TESTS} -n 8", 240, INTERPRETED, env=UNTUNED),
+        *(_proof(f"golden-{s}", f"golden {{device}} {s}", 120) for s in STRATEGIES),
+        Check(
+            "sanitizer",
+            SANITIZED,
+            150,
+            tool="compute-sanitizer",
+            env=UNTUNED | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         ),
     ),
-    Stage(
-        "prove",
-        330,
-        (
-            Check("kernels", f"{KERNEL_TESTS} -n 8", 240, INTERPRETED, env=UNTUNED),
-            *_of_every_strategy("golden", f"{PROOF} golden {{device}}", 120),
-            Check(
-                "sanitizer",
-                f"{KERNEL_TESTS} -x -k 'rows_of_every_length or cut_rows or mixed_codes'",
-                150,
-                tool="compute-sanitizer",
-                env={"GNNPAR_TUNE": "0", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-            ),
+    "tune": (Check("tiles", ON_GPU, 180, ON_CPU), _proof("table", "table {out}", 30)),
+    "bench": (
+        _race("quick", "", "--quick --seconds 5", 150),
+        _race("spmm-products", "products", "--case spmm --seconds 5", 100),
+        _race("spmm-reddit", "reddit", "--case spmm --seconds 5", 100),
+        _race("attend-products", "products", "--case attend --quick --seconds 5", 100),
+        _race("layer-arxiv", "arxiv", "--case gat --seconds 5", 60),
+        *(_proof(f"captured-{m}", f"captured {{device}} single {m}", 60) for m in ("gcn", "gat")),
+        Check("ncu", f"{RACE} --device cuda --graph arxiv --quick --repeats 1 --seconds 1", 90, tool="ncu"),
+    ),
+    "e2e": (
+        *(
+            _proof(f"gloo-{s}-{m}", f"pair {{device}} {s} {m}", 120)
+            for s, m in product(("graph_parallel", "adaqp_p", "sar", "gnnpipe"), ("gcn", "gat"))
         ),
+        _train("out-of-core", "strategy=sar strategy.logical_parts=4 model=gcn world_size=1", 60),
+        _proof("nccl-one-gpu", "nccl {device}", 60),
+        _proof("captured-nccl", "captured {device} graph_parallel gcn", 60, env=SHARED),
+        _train("nccl-train", "strategy=gnnpipe model=gcn world_size=2 comm={comm}", 60, env=SHARED),
+        *(_check(f"check-{s}", 60, s) for s in STRATEGIES),
+        _check("check-edges", 60, "graph_parallel", "rgcn,rgat,gine,transformer"),
     ),
-    Stage(
-        "tune",
-        240,
-        (
-            Check(
-                "tiles",
-                "kernels/bench/tune.py --jobs 12 --again --csv {out}/tiles.csv",
-                180,
-                "kernels/bench/tune.py --device cpu --scale 0.0001 --csv {out}/tiles.csv",
-            ),
-            Check("table", f"{PROOF} table {{out}}", 30, f"{PROOF} table {{out}}"),
-        ),
-        timed=True,
+    "profile": tuple(_proof(f"waits-{s}", f"waits {{device}} {s}", 45) for s in STRATEGIES),
+    "attention": (
+        _race("transformer-mesh", "mesh", "--case transformer --seconds 5{anemoi}", 130),
+        _race("transformer-grid", "grid", "--case transformer --seconds 5{anemoi}", 130),
+        _race("layers-arxiv", "arxiv", "--case layer --quick --seconds 5", 110),
+        _race("sums-products", "products", "--case spmm --seconds 5 --without index_add", 110),
     ),
-    Stage(
-        "bench",
-        420,
-        (
-            _race("quick", "", "--quick --seconds 5", 150),
-            _race("spmm-products", "products", "--case spmm --seconds 5", 100),
-            _race("spmm-reddit", "reddit", "--case spmm --seconds 5", 100),
-            _race("attend-products", "products", "--case attend --quick --seconds 5", 100),
-            _race("layer-arxiv", "arxiv", "--case gat --seconds 5", 60),
-            *(_on_either(f"captured-{m}", f"{PROOF} captured {{device}} single {m}", 60) for m in ("gcn", "gat")),
-            Check(
-                "ncu",
-                f"{RACE} --device cuda --graph arxiv --quick --repeats 1 --seconds 1",
-                90,
-                tool="ncu",
-            ),
-        ),
-        timed=True,
-    ),
-    Stage(
-        "e2e",
-        420,
-        (
-            *(
-                _on_either(f"gloo-{s}-{m}", f"{PROOF} pair {{device}} {s} {m}", 120)
-                for s in ("graph_parallel", "adaqp_p", "sar", "gnnpipe")
-                for m in ("gcn", "gat")
-            ),
-            Check(
-                "out-of-core",
-                f"{TRAIN}paged device=cuda strategy=sar strategy.logical_parts=4 model=gcn world_size=1",
-                60,
-                f"{TRAIN}paged strategy=sar strategy.logical_parts=4 model=gcn world_size=1",
-            ),
-            _on_either("nccl-one-gpu", f"{PROOF} nccl {{device}}", 60),
-            _on_either(
-                "captured-nccl", f"{PROOF} captured {{device}} graph_parallel gcn", 60, env={"GNNPAR_SHARE_GPU": "1"}
-            ),
-            Check(
-                "nccl-train",
-                f"{TRAIN}nccl device=cuda strategy=gnnpipe model=gcn world_size=2 comm=nccl",
-                60,
-                f"{TRAIN}nccl strategy=gnnpipe model=gcn world_size=2 comm=gloo",
-                env={"GNNPAR_SHARE_GPU": "1"},
-            ),
-            *_of_every_strategy("check", f"{PROOF} check {{device}}", 60),
-            _on_either("check-edges", f"{PROOF} check {{device}} graph_parallel rgcn,rgat,gine,transformer", 60),
-        ),
-    ),
-    Stage(
-        "profile",
-        240,
-        (*_of_every_strategy("waits", f"{PROOF} waits {{device}}", 45),),
-    ),
-    Stage(
-        "attention",
-        480,
-        (
-            _race("transformer-mesh", "mesh", "--case transformer --seconds 5{anemoi}", 130),
-            _race("transformer-grid", "grid", "--case transformer --seconds 5{anemoi}", 130),
-            _race("layers-arxiv", "arxiv", "--case layer --quick --seconds 5", 110),
-            _race("sums-products", "products", "--case spmm --seconds 5 --without index_add", 110),
-        ),
-        timed=True,
-        named=True,
-    ),
+}
+SECONDS = {"smoke": 150, "prove": 330, "tune": 240, "bench": 420, "e2e": 420, "profile": 240, "attention": 480}
+STAGES = tuple(
+    Stage(name, SECONDS[name], checks, timed=name in ("tune", "bench", "attention"), named=name == "attention")
+    for name, checks in CHECKS.items()
 )
 
 

@@ -2,7 +2,6 @@
 
 versions DEVICE                 a sum on the device, and installed versions
 golden DEVICE STRATEGY ...      losses in fp64, rank threads on the device, against tests/golden (made on a CPU)
-check DEVICE STRATEGY [MODELS]  gnnpar check: losses and gradients against the single device on the CPU
 pair DEVICE STRATEGY MODEL      two ranks over gloo on the device and on the CPU: losses to 1e-4, bytes equal
 waits DEVICE STRATEGY           waits of the host in an epoch: torch's own warnings, or on a CPU the simulated GPU
 captured DEVICE STRATEGY MODEL  epochs replayed from a CUDA graph and others: losses equal to the bit; and their times
@@ -56,11 +55,6 @@ def golden(device: str, *strategies: str) -> str:
             wrong += [f"{strategy} {case} {error:.1e}"] if error > limit else []
     assert not wrong, f"losses differ from tests/golden: {', '.join(wrong)}"
     return f"losses of {len(strategies)} strategies as recorded, worst {worst:.1e}"
-
-
-def check(device: str, strategy: str, models: str = "gcn,gat,gatv2,sage_max") -> str:
-    _gnnpar("check", f"strategy={strategy}", f"model={models}", f"device={device}", "--worlds", "1,2,4")
-    return f"{strategy} equals the single device"
 
 
 def pair(device: str, strategy: str, model: str) -> str:
@@ -166,7 +160,7 @@ def _gnnpar(*arguments: str) -> None:
     assert done.returncode == 0, f"gnnpar {arguments[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
 
 
-PROOFS = {each.__name__: each for each in (versions, golden, check, pair, waits, captured, nccl, table)}
+PROOFS = {each.__name__: each for each in (versions, golden, pair, waits, captured, nccl, table)}
 
 if __name__ == "__main__":
     try:

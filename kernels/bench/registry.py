@@ -33,17 +33,27 @@ class Race:
     others: dict[str, Build] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
-    """One comparison. `floor`: bytes moved if no row is in a cache; `payload`: bytes of its rows in fp32."""
+    """One comparison.
+
+    Bytes moved if no row is in a cache: `edge_bytes`, `node_bytes` of each, and `fixed_bytes`; all 0: unknown.
+    `payload_bytes`: of a node's row in fp32.
+    """
 
     name: str
     shape: str
     dtype: torch.dtype
     race: Callable[[Inputs], Race]
-    floor: Callable[[Size], int] | None = None
-    payload: Callable[[Size], int] | None = None
+    edge_bytes: int = 0
+    node_bytes: int = 0
+    fixed_bytes: int = 0
+    payload_bytes: int = 0
     quick: bool = True
+
+    def floor(self, size: Size) -> int:
+        """Return the bytes to move on a graph of this size."""
+        return size.edges * self.edge_bytes + size.nodes * self.node_bytes + self.fixed_bytes
 
 
 def _specification(op: Callable[[Body], object]) -> dict[str, Build]:
@@ -66,11 +76,12 @@ def _spmm(width: int, dtype: torch.dtype, *, transposed: bool) -> Case:
 
     row_bytes = width * dtype.itemsize
     return Case(
-        name="spmm transposed" if transposed else "spmm",
-        shape=str(width),
-        dtype=dtype,
-        race=race,
-        floor=lambda size: size.edges * (row_bytes + 4) + size.nodes * (row_bytes + 8),
+        "spmm transposed" if transposed else "spmm",
+        str(width),
+        dtype,
+        race,
+        edge_bytes=row_bytes + 4,
+        node_bytes=row_bytes + 8,
     )
 
 
@@ -82,7 +93,7 @@ def _scored(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> tuple[T
     return x, a_src, a_dst
 
 
-def _attend(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
+def attend(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
     def race(data: Inputs) -> Race:
         tensors, (indptr, indices, _, ids, *_) = _scored(data, heads, width, dtype), data.forward
         dropping = {"drop": (drop, KEY), "edge_ids": ids} if drop else {}
@@ -94,17 +105,17 @@ def _attend(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) ->
 
         return Race(op=op, others={SAVED: lambda: partial(op, kernels, branch=True), **_specification(op)})
 
-    edge, node = heads * (width * dtype.itemsize + 4) + 4, heads * (width * dtype.itemsize + 12) + 8
     return Case(
-        name="attend forward" + " dropout" * bool(drop),
-        shape=f"{heads}x{width}",
-        dtype=dtype,
-        race=race,
-        floor=lambda size: size.edges * edge + size.nodes * node,
+        "attend forward" + " dropout" * bool(drop),
+        f"{heads}x{width}",
+        dtype,
+        race,
+        edge_bytes=heads * (width * dtype.itemsize + 4) + 4,
+        node_bytes=heads * (width * dtype.itemsize + 12) + 8,
     )
 
 
-def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
+def attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.0) -> Case:
     def race(data: Inputs) -> Race:
         tensors, dropping = _scored(data, heads, width, dtype), (drop, KEY) if drop else None
         grad_out = torch.randn(data.size.nodes, heads, width, device=data.device).to(dtype)
@@ -126,13 +137,13 @@ def _attend_grad(heads: int, width: int, dtype: torch.dtype, *, drop: float = 0.
 
         return Race(op=op, others={SAVED: lambda: saved, **_specification(op)})
 
-    edge, node = heads * (width * dtype.itemsize + 12) + 4, heads * (4 * width * dtype.itemsize + 8) + 8
     return Case(
-        name="attend backward" + " dropout" * bool(drop),
-        shape=f"{heads}x{width}",
-        dtype=dtype,
-        race=race,
-        floor=lambda size: size.edges * edge + size.nodes * node,
+        "attend backward" + " dropout" * bool(drop),
+        f"{heads}x{width}",
+        dtype,
+        race,
+        edge_bytes=heads * (width * dtype.itemsize + 12) + 4,
+        node_bytes=heads * (4 * width * dtype.itemsize + 8) + 8,
     )
 
 
@@ -159,98 +170,79 @@ def _head_scores(x: Tensor, attend: Tensor) -> Tensor:
     return x.flatten(1) @ torch.block_diag(*attend[:, :, None])
 
 
-def _gat_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
+def _gat(body: Body, layer: Layer, weight: Tensor, att_src: Tensor, att_dst: Tensor, bias: Tensor) -> Tensor:
+    data = layer.data
+
+    def fold(x: Tensor, a_src: Tensor, a_dst: Tensor) -> Tensors:
+        how = {"slope": 0.2, "num_rows": a_dst.shape[0], "branch": True}
+        return body.attend_finish(body.attend(*data.forward[:2], x, a_src, a_dst, **how))
+
+    def grad(grad_out: Tensor, out: Tensor, lse: Tensor, mass_pos: Tensor, pos: Tensor, *of: Tensor) -> Tensors:
+        how = {"slope": 0.2, "delta": body.row_dots(out, grad_out, dtype=lse.dtype)}
+        sources = body.attend_grad_src(*data.reverse[:2], *of, out, lse, grad_out, **how)
+        return *sources, body.attend_grad_dst_of(grad_out, out, pos, mass_pos, **how).to(of[2].dtype)
+
+    z = layer.by_head(weight)
+    return _Fold.apply(fold, grad, z, _head_scores(z, att_src), _head_scores(z, att_dst)).flatten(1) + bias
+
+
+def _gatv2(body: Body, layer: Layer, left: Tensor, right: Tensor, attend: Tensor, bias: Tensor) -> Tensor:
+    data = layer.data
+
+    def fold(*of: Tensor) -> Tensors:
+        return body.attend_finish(body.attend_v2(*data.forward[:2], *of, slope=0.2, num_rows=of[1].shape[0]))
+
+    def grad(grad_out: Tensor, out: Tensor, lse: Tensor, *of: Tensor) -> Tensors:
+        delta, csrs = body.row_dots(out, grad_out, dtype=lse.dtype), (data.forward, data.reverse)
+        return body.attend_v2_grad(*csrs, data.reverse.edge_ids, *of, lse, grad_out, delta, slope=0.2)
+
+    return _Fold.apply(fold, grad, layer.by_head(left), layer.by_head(right), attend).flatten(1) + bias
+
+
+def _transformer(body: Body, layer: Layer, *weights: Tensor) -> Tensor:
+    data, edge = layer.data, layer.edge
+
+    def fold(*of: Tensor) -> Tensors:
+        how = {"num_rows": of[2].shape[0], "edge": edge, "edge_query": of[3] if edge is not None else None}
+        return body.attend_finish(body.attend_dot(*data.forward[:2], *of[:3], **how))
+
+    def grad(grad_out: Tensor, out: Tensor, lse: Tensor, *of: Tensor) -> Tensors:
+        ends = (lse, grad_out, body.row_dots(out, grad_out, dtype=lse.dtype))
+        how = {"edge": edge, "edge_query": of[3] if edge is not None else None}
+        return body.attend_dot_grad(data.forward, data.reverse, data.reverse.edge_ids, *of[:3], *ends, **how)
+
+    query, key, value = map(layer.by_head, weights[:3])
+    query = query * layer.width**-0.5
+    if edge is None:
+        return _Fold.apply(fold, grad, key, value, query).flatten(1)
+    by_head = weights[3].view(layer.heads, layer.width, -1)
+    both = _Fold.apply(fold, grad, key, value, query, torch.einsum("nhd,hda->nha", query, by_head))
+    out = both[..., : layer.width] + torch.einsum("nha,hda->nhd", both[..., layer.width :], by_head)
+    return out.flatten(1)
+
+
+def layer(kind: str, heads: int, width: int, dtype: torch.dtype, *, edge_dim: int = 0) -> Case:
+    """Return a case of a whole layer, forward and backward. `edge_dim`: attributes per edge of "transformer", added to
+    keys and values through a matrix."""
+    square, head = (heads * width, heads * width), (heads, width)
+    run, rival, shapes = {
+        "gat": (_gat, PYG, (square, head, head, square[:1])),
+        "gatv2": (_gatv2, PYG_V2, (square, square, head, square[:1])),
+        "transformer": (_transformer, PYG_DOT, ()),
+    }[kind]
+
     def race(data: Inputs) -> Race:
-        total = heads * width
-        x, grad_out = (torch.randn(data.size.nodes, total, device=data.device).to(dtype) for _ in range(2))
-        weight, att_src, att_dst, bias = (
-            (0.1 * torch.randn(shape, device=data.device)).to(dtype).requires_grad_()
-            for shape in ((total, total), (heads, width), (heads, width), (total,))
+        x, grad_out = (torch.randn(data.size.nodes, square[0], device=data.device).to(dtype) for _ in range(2))
+        edge = torch.randn(data.size.edges, edge_dim, device=data.device).to(dtype) if edge_dim else None
+        given = Layer(data, x.requires_grad_(), grad_out, heads, width, edge)
+        weights = given.drawn(*shapes) if shapes else baselines.weights_of(given)
+        return Race(
+            op=lambda body: torch.autograd.grad(run(body, given, *weights), (x, *weights), grad_out),
+            others=baselines.attention(rival, given),
         )
-        wanted = (x.requires_grad_(), weight, att_src, att_dst, bias)
-
-        def op(body: Body) -> tuple[Tensor, ...]:
-            def fold(x: Tensor, a_src: Tensor, a_dst: Tensor) -> Tensors:
-                how = {"slope": 0.2, "num_rows": a_dst.shape[0], "branch": True}
-                return body.attend_finish(body.attend(*data.forward[:2], x, a_src, a_dst, **how))
-
-            def grad(grad_out: Tensor, out: Tensor, lse: Tensor, mass_pos: Tensor, pos: Tensor, *of: Tensor) -> Tensors:
-                how = {"slope": 0.2, "delta": body.row_dots(out, grad_out, dtype=lse.dtype)}
-                sources = body.attend_grad_src(*data.reverse[:2], *of, out, lse, grad_out, **how)
-                return *sources, body.attend_grad_dst_of(grad_out, out, pos, mass_pos, **how).to(of[2].dtype)
-
-            z = (x @ weight.t()).view(-1, heads, width)
-            out = _Fold.apply(fold, grad, z, _head_scores(z, att_src), _head_scores(z, att_dst))
-            return torch.autograd.grad(out.view(-1, total) + bias, wanted, grad_out)
-
-        return Race(op=op, others=baselines.attention(PYG, Layer(data, x, grad_out, heads, width)))
-
-    return Case(name="gat layer fwd+bwd", shape=f"{heads}x{width}", dtype=dtype, race=race)
-
-
-def _gatv2_layer(heads: int, width: int, dtype: torch.dtype) -> Case:
-    def race(data: Inputs) -> Race:
-        total = heads * width
-        x, grad_out = (torch.randn(data.size.nodes, total, device=data.device).to(dtype) for _ in range(2))
-        left, right, attend, bias = (
-            (0.1 * torch.randn(shape, device=data.device)).to(dtype).requires_grad_()
-            for shape in ((total, total), (total, total), (heads, width), (total,))
-        )
-        wanted = (x.requires_grad_(), left, right, attend, bias)
-
-        def op(body: Body) -> tuple[Tensor, ...]:
-            def fold(*of: Tensor) -> Tensors:
-                return body.attend_finish(body.attend_v2(*data.forward[:2], *of, slope=0.2, num_rows=of[1].shape[0]))
-
-            def grad(grad_out: Tensor, out: Tensor, lse: Tensor, *of: Tensor) -> Tensors:
-                delta, csrs = body.row_dots(out, grad_out, dtype=lse.dtype), (data.forward, data.reverse)
-                return body.attend_v2_grad(*csrs, data.reverse.edge_ids, *of, lse, grad_out, delta, slope=0.2)
-
-            rows = ((x @ weight.t()).view(-1, heads, width) for weight in (left, right))
-            out = _Fold.apply(fold, grad, *rows, attend)
-            return torch.autograd.grad(out.view(-1, total) + bias, wanted, grad_out)
-
-        return Race(op=op, others=baselines.attention(PYG_V2, Layer(data, x, grad_out, heads, width)))
-
-    return Case(name="gatv2 layer fwd+bwd", shape=f"{heads}x{width}", dtype=dtype, race=race)
-
-
-def _transformer_layer(heads: int, width: int, dtype: torch.dtype, *, edge_dim: int = 0) -> Case:
-    """`edge_dim`: attributes per edge, added to keys and values through a matrix."""
-
-    def race(data: Inputs) -> Race:
-        total, device = heads * width, data.device
-        x, grad_out = (torch.randn(data.size.nodes, total, device=device).to(dtype) for _ in range(2))
-        edge = torch.randn(data.size.edges, edge_dim, device=device).to(dtype) if edge_dim else None
-        layer = Layer(data, x.requires_grad_(), grad_out, heads, width, edge)
-        weights = baselines.weights_of(layer)
-        wanted = (x, *weights)
-
-        def op(body: Body) -> tuple[Tensor, ...]:
-            def fold(*of: Tensor) -> Tensors:
-                how = {"num_rows": of[2].shape[0], "edge": edge, "edge_query": of[3] if edge is not None else None}
-                return body.attend_finish(body.attend_dot(*data.forward[:2], *of[:3], **how))
-
-            def grad(grad_out: Tensor, out: Tensor, lse: Tensor, *of: Tensor) -> Tensors:
-                ends = (lse, grad_out, body.row_dots(out, grad_out, dtype=lse.dtype))
-                how = {"edge": edge, "edge_query": of[3] if edge is not None else None}
-                csrs = (data.forward, data.reverse)
-                return body.attend_dot_grad(*csrs, data.reverse.edge_ids, *of[:3], *ends, **how)
-
-            query, key, value = ((x @ weight.t()).view(-1, heads, width) for weight in weights[:3])
-            query = query * width**-0.5
-            if edge is None:
-                out = _Fold.apply(fold, grad, key, value, query)
-            else:
-                by_head = weights[3].view(heads, width, edge_dim)
-                both = _Fold.apply(fold, grad, key, value, query, torch.einsum("nhd,hda->nha", query, by_head))
-                out = both[..., :width] + torch.einsum("nha,hda->nhd", both[..., width:], by_head)
-            return torch.autograd.grad(out.reshape(-1, total), wanted, grad_out)
-
-        return Race(op=op, others=baselines.attention(PYG_DOT, layer))
 
     shape = f"{heads}x{width}" + f"e{edge_dim}" * bool(edge_dim)
-    return Case(name="transformer layer fwd+bwd", shape=shape, dtype=dtype, race=race)
+    return Case(f"{kind} layer fwd+bwd", shape, dtype, race)
 
 
 def _extremum(width: int) -> Case:
@@ -263,13 +255,7 @@ def _extremum(width: int) -> Case:
 
         return Race(op=op, others={**_specification(op), **baselines.extremum(data.dst, data.src, x)})
 
-    return Case(
-        name="extremum",
-        shape=str(width),
-        dtype=FP32,
-        race=race,
-        floor=lambda size: size.edges * (4 * width + 4) + size.nodes * (12 * width + 8),
-    )
+    return Case("extremum", str(width), FP32, race, edge_bytes=4 * width + 4, node_bytes=12 * width + 8)
 
 
 def _dropout(width: int, dtype: torch.dtype, *, per_edge: bool) -> Case:
@@ -282,11 +268,12 @@ def _dropout(width: int, dtype: torch.dtype, *, per_edge: bool) -> Case:
         )
 
     return Case(
-        name=f"dropout per {'edge' if per_edge else 'node'}",
-        shape=str(width),
-        dtype=dtype,
-        race=race,
-        floor=lambda size: (size.edges if per_edge else size.nodes) * (2 * width * dtype.itemsize + 8),
+        f"dropout per {'edge' if per_edge else 'node'}",
+        str(width),
+        dtype,
+        race,
+        edge_bytes=(2 * width * dtype.itemsize + 8) * per_edge,
+        node_bytes=(2 * width * dtype.itemsize + 8) * (not per_edge),
     )
 
 
@@ -300,13 +287,7 @@ def _dense(inside: int, outside: int) -> Case:
             others={"F.linear": lambda: partial(linear, x, weight, bias)},
         )
 
-    return Case(
-        name="dense",
-        shape=f"{inside}x{outside}",
-        dtype=FP32,
-        race=race,
-        floor=lambda size: size.nodes * 4 * (inside + outside),
-    )
+    return Case("dense", f"{inside}x{outside}", FP32, race, node_bytes=4 * (inside + outside))
 
 
 def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
@@ -329,17 +310,14 @@ def _quantize(width: int, bits: int, dtype: torch.dtype, *, ops: str) -> Case:
         buffer = there(kernels)
         return Race(op=lambda body: back(body, buffer))
 
-    def floor(size: Size) -> int:
-        once = width * dtype.itemsize + row_nbytes(width, bits)
-        return size.nodes * {"quantize": once + 8, "dequantize": once, "quantize and back": 2 * once + 8}[ops]
-
+    once = width * dtype.itemsize + row_nbytes(width, bits)
     return Case(
-        name=ops,
-        shape=f"{width} {bits}b",
-        dtype=dtype,
-        race=race,
-        floor=floor,
-        payload=lambda size: size.nodes * width * 4,
+        ops,
+        f"{width} {bits}b",
+        dtype,
+        race,
+        node_bytes={"quantize": once + 8, "dequantize": once, "quantize and back": 2 * once + 8}[ops],
+        payload_bytes=4 * width,
     )
 
 
@@ -351,7 +329,7 @@ def copy(nbytes: int) -> Case:
         target = torch.empty_like(source)
         return Race(op=lambda body: target.copy_(source))
 
-    return Case(name="copy", shape=f"{nbytes >> 20} MiB", dtype=torch.uint8, race=race, floor=lambda size: 2 * nbytes)
+    return Case("copy", f"{nbytes >> 20} MiB", torch.uint8, race, fixed_bytes=2 * nbytes)
 
 
 def _quick(every: Iterator[Case], *shapes: str) -> list[Case]:
@@ -365,17 +343,17 @@ def _of_gpu() -> Iterator[Case]:
             yield _spmm(width, dtype, transposed=False)
             yield _spmm(width, dtype, transposed=True)
         for heads, width in ((4, 64), (8, 32), (4, 128)):
-            yield _attend(heads, width, dtype)
-            yield _attend_grad(heads, width, dtype)
-            yield _gat_layer(heads, width, dtype)
-        yield _gatv2_layer(4, 64, dtype)
-        yield _transformer_layer(4, 64, dtype)
-        yield _transformer_layer(16, 32, dtype, edge_dim=3)
+            yield attend(heads, width, dtype)
+            yield attend_grad(heads, width, dtype)
+            yield layer("gat", heads, width, dtype)
+        yield layer("gatv2", 4, 64, dtype)
+        yield layer("transformer", 4, 64, dtype)
+        yield layer("transformer", 16, 32, dtype, edge_dim=3)
         yield _dropout(128, dtype, per_edge=False)
         for bits in (2, 4, 8):
             yield _quantize(128, bits, dtype, ops="quantize")
             yield _quantize(128, bits, dtype, ops="dequantize")
-    yield _transformer_layer(16, 32, torch.float16, edge_dim=3)
+    yield layer("transformer", 16, 32, torch.float16, edge_dim=3)
     yield _extremum(128)
     yield _dropout(4, FP32, per_edge=True)
 
@@ -387,13 +365,13 @@ def _of_cpu() -> Iterator[Case]:
     yield _spmm(128, BF16, transposed=False)
     yield _spmm(128, torch.float64, transposed=False)
     for width in (8, 32, 64):
-        yield _gat_layer(4, width, FP32)
-    yield _gatv2_layer(4, 32, FP32)
+        yield layer("gat", 4, width, FP32)
+    yield layer("gatv2", 4, 32, FP32)
     for edge_dim in (0, 3):
-        yield _transformer_layer(4, 32, FP32, edge_dim=edge_dim)
+        yield layer("transformer", 4, 32, FP32, edge_dim=edge_dim)
     for drop in (0.0, 0.5):
-        yield _attend(4, 32, FP32, drop=drop)
-        yield _attend_grad(4, 32, FP32, drop=drop)
+        yield attend(4, 32, FP32, drop=drop)
+        yield attend_grad(4, 32, FP32, drop=drop)
     yield _extremum(128)
     yield _dense(128, 128)
     yield _dense(128, 8)

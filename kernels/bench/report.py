@@ -8,7 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,7 @@ from bench.measuring import Measurement, percentiles
 from bench.registry import OURS, SAVED, Case
 
 Row = dict[str, Any]  # of the CSV file: text, numbers, and "" for unknown numbers
-CONTEXT: tuple[str, ...] = (
-    "date",
-    "commit",
-    "hardware",
-    "python",
-    "torch",
-    "triton",
-    "cuda",
-    "threads",
-    "graph",
-    "nodes",
-    "edges",
-)
+CONTEXT = ("date", "commit", "hardware", "python", "torch", "triton", "cuda", "threads", "graph", "nodes", "edges")
 MEASURED: tuple[str, ...] = (
     "case", "shape", "dtype", "contender", "wall_p20_ms", "wall_p50_ms", "wall_p80_ms", "cpu_p50_ms", "gb_per_s",
     "floor_percent", "payload_gb_per_s", "peak_mib", "wall_ratio", "cpu_ratio", "memory_ratio", "note",
@@ -95,8 +83,7 @@ def rows_of(case: Case, size: Size, measured: list[Measurement], *, copy_rate: f
     """
     ours = measured[0]
     (_, p50_ours, _), cpu_ours = percentiles(ours.wall), percentiles(ours.cpu)[1]
-    moved = case.floor(size) if case.floor else math.nan
-    payload = case.payload(size) if case.payload else math.nan
+    moved, payload = case.floor(size) or math.nan, case.payload_bytes * size.nodes or math.nan
     rows = []
     for one in measured:
         (p20, p50, p80), cpu50 = percentiles(one.wall), percentiles(one.cpu)[1]
@@ -163,61 +150,51 @@ def _per_race(rows: list[Row], case: str, column: str, contenders: tuple[str, ..
     return list(least.values())
 
 
-def _line(label: str, values: list[float], unit: str, goal: str) -> Iterable[str]:
-    if values:
-        mean = statistics.geometric_mean([max(value, 1e-9) for value in values])
-        yield f"{label:<44} {mean:8.2f}{unit}  lowest {min(values):8.2f}{unit}  of {len(values):>2}   target: {goal}"
+def _targets(kind: str, csr: str) -> Iterator[tuple[str, str, str, tuple[str, ...], str, str]]:
+    """Yield targets of a "cuda" or "cpu" run: label, case, column, contenders (the least value counts), unit, goal."""
+    gpu = kind == "cuda"
+    ratio, sums = ("wall_ratio", "1.20x, never below 0.95x") if gpu else ("cpu_ratio", "1.00x")
+    for case in ("spmm", "spmm transposed"):
+        yield f"{case} against {csr}", case, ratio, (csr, f"{csr}, cached"), "x", sums
+    for case in ("attend forward", "attend backward") if gpu else ():
+        yield f"{case} of its floor", case, "floor_percent", (OURS,), " %", "60 %"
+        yield f"{case}, saved branch of its floor", case, "floor_percent", (SAVED,), " %", "60 %"
+    rivals = [
+        ("gat", f"PyG{'' if gpu else ', CPU seconds'}", PYG, ratio, "5x" if gpu else "6x"),
+        ("gat", "PyG, memory", PYG, "memory_ratio", "5x" if gpu else "10x"),
+        ("gatv2", "PyG", PYG_V2, ratio, "3x"),
+        ("gatv2", "PyG, memory", PYG_V2, "memory_ratio", "3x"),
+        ("transformer", "PyG", PYG_DOT, ratio, "3x"),
+        ("transformer", "PyG, memory", PYG_DOT, "memory_ratio", "3x"),
+        ("gat", f"{PYG}, compiled", f"{PYG}, compiled", ratio, "1.5x"),
+        ("transformer", f"{PYG_DOT}, compiled", f"{PYG_DOT}, compiled", ratio, "1.5x"),
+        ("transformer", ANEMOI, ANEMOI, ratio, "1x"),
+    ]
+    for layer, label, rival, column, goal in rivals:
+        yield f"{layer} layer against {label}", f"{layer} layer fwd+bwd", column, (rival,), "x", goal
+    for case in ("quantize", "dequantize") if gpu else ():
+        yield f"{case} of copy bandwidth", case, "floor_percent", (OURS,), " %", "70 %"
 
 
 def summary(rows: list[Row], *, kind: str, device: str) -> list[str]:
     """Return lines with the geometric means and targets of a "cuda" or "cpu" run."""
-    csr = csr_name(torch.device(device))
-    products = (csr, f"{csr}, cached")
-    lines: list[str] = []
-    ratio, goal = ("wall_ratio", "1.20x, never below 0.95x") if kind == "cuda" else ("cpu_ratio", "1.00x")
-    for case in ("spmm", "spmm transposed"):
-        lines += _line(f"{case} against {csr}", _per_race(rows, case, ratio, products), "x", goal)
+    found = [
+        (label, _per_race(rows, case, column, contenders), unit, goal)
+        for label, case, column, contenders, unit, goal in _targets(kind, csr_name(torch.device(device)))
+    ]
     if kind == "cpu":
-        lines += _line(
-            "gat layer against PyG, CPU seconds", _per_race(rows, "gat layer fwd+bwd", "cpu_ratio", (PYG,)), "x", "6x"
-        )
-        lines += _line(
-            "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "10x"
-        )
-        lines += _layers(rows, "cpu_ratio")
         speeds = [
             row["payload_gb_per_s"] * row["wall_p50_ms"] / row["cpu_p50_ms"]
             for row in rows
             if row["case"] == "quantize and back" and row["shape"].endswith(" 8b") and row["contender"] == OURS
         ]
-        lines += _line("quantize and back, fp32 input per core", speeds, " GB/s", "1 GB/s")
-        return lines
-    for case in ("attend forward", "attend backward"):
-        for who in (OURS, SAVED):
-            label = f"{case}{', saved branch' if who == SAVED else ''} of its floor"
-            lines += _line(label, _per_race(rows, case, "floor_percent", (who,)), " %", "60 %")
-    lines += _line("gat layer against PyG", _per_race(rows, "gat layer fwd+bwd", "wall_ratio", (PYG,)), "x", "5x")
-    lines += _line(
-        "gat layer against PyG, memory", _per_race(rows, "gat layer fwd+bwd", "memory_ratio", (PYG,)), "x", "5x"
-    )
-    lines += _layers(rows, "wall_ratio")
-    for case in ("quantize", "dequantize"):
-        lines += _line(f"{case} of copy bandwidth", _per_race(rows, case, "floor_percent", (OURS,)), " %", "70 %")
-    return lines
-
-
-def _layers(rows: list[Row], ratio: str) -> Iterable[str]:
-    for layer, other in (("gatv2", PYG_V2), ("transformer", PYG_DOT)):
-        for what, column in (("", ratio), (", memory", "memory_ratio")):
-            values = _per_race(rows, f"{layer} layer fwd+bwd", column, (other,))
-            yield from _line(f"{layer} layer against PyG{what}", values, "x", "3x")
-    for layer, other, goal in (
-        ("gat", f"{PYG}, compiled", "1.5x"),
-        ("transformer", f"{PYG_DOT}, compiled", "1.5x"),
-        ("transformer", ANEMOI, "1x"),
-    ):
-        values = _per_race(rows, f"{layer} layer fwd+bwd", ratio, (other,))
-        yield from _line(f"{layer} layer against {other}", values, "x", goal)
+        found.append(("quantize and back, fp32 input per core", speeds, " GB/s", "1 GB/s"))
+    return [
+        f"{label:<44} {statistics.geometric_mean([max(value, 1e-9) for value in values]):8.2f}{unit}"
+        f"  lowest {min(values):8.2f}{unit}  of {len(values):>2}   target: {goal}"
+        for label, values, unit, goal in found
+        if values
+    ]
 
 
 def say(message: str) -> None:

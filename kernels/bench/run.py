@@ -129,7 +129,6 @@ def copy_rate(
     full = 1 << (30 if data.device.type == "cuda" else 26)
     case = copy(max(1 << 20, int(full * min(given.scale, 1.0))))
     measured = ceiling(case, data, clock)
-    assert case.floor is not None
     rate = case.floor(data.size) / percentiles(measured.wall)[1] / 1e6
     rows = report.rows_of(case, data.size, [measured], copy_rate=rate, context=where)
     report.print_row(rows[0])

@@ -99,18 +99,7 @@ def report(variant: Variant, target: str) -> dict:
     }
 
 
-COLUMNS: tuple[str, ...] = (
-    "kernels",
-    "triton",
-    "target",
-    "module",
-    "name",
-    "registers",
-    "spills",
-    "instructions",
-    "loaded",
-    "stored",
-)
+COLUMNS = ("kernels", "triton", "target", "module", "name", "registers", "spills", "instructions", "loaded", "stored")
 
 
 def write_table() -> None:
@@ -125,7 +114,7 @@ def write_table() -> None:
             rows.append({name: found[name] for name in COLUMNS})
             print(*rows[-1].values(), flush=True)
     with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, [*COLUMNS], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -21,6 +21,7 @@ import torch
 
 import gnnpar_kernels as kernels
 from bench.graphs import GRAPHS, Inputs, draw
+from bench.registry import attend, attend_grad, layer
 from gnnpar_kernels import triton_tuning
 
 HEADS = ((4, 64), (4, 32), (8, 32))
@@ -30,29 +31,9 @@ Launch = Callable[[], object]
 
 def launches(data: Inputs) -> Iterator[Launch]:
     """Yield the launches of attention in training and evaluation, by shape and type."""
-    for (heads, width), dtype in product(HEADS, TYPES):
-        yield lambda h=heads, w=width, t=dtype: attention(data, h, w, t)
-        yield lambda h=heads, w=width, t=dtype: attention_v2(data, h, w, t)
-
-
-def attention(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> None:
-    (indptr, indices, *_), nodes, device = data.forward, data.size.nodes, data.device
-    x, grad = (torch.randn(nodes, heads, width, device=device).to(dtype) for _ in range(2))
-    a_src, a_dst = (torch.randn(nodes, heads, device=device) for _ in range(2))
-    state = kernels.attend(indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=nodes)
-    out, lse, *_ = kernels.attend_finish(state)
-    kernels.attend(indptr, indices, x, a_src, a_dst, slope=0.2, num_rows=nodes, branch=True)
-    kernels.attend_grad(data.forward, data.reverse, x, a_src, a_dst, out, lse, grad, slope=0.2)
-
-
-def attention_v2(data: Inputs, heads: int, width: int, dtype: torch.dtype) -> None:
-    (indptr, indices, *_), nodes, device = data.forward, data.size.nodes, data.device
-    x, y, grad = (torch.randn(nodes, heads, width, device=device).to(dtype) for _ in range(3))
-    a = torch.randn(heads, width, device=device).to(dtype)
-    out, lse, *_ = kernels.attend_finish(kernels.attend_v2(indptr, indices, x, y, a, slope=0.2, num_rows=nodes))
-    given, order = (x, y, a, lse, grad, kernels.row_dots(out, grad, dtype=lse.dtype)), data.reverse.edge_ids
-    assert order is not None
-    kernels.attend_v2_grad(data.forward, data.reverse, order, *given, slope=0.2)
+    for shape, dtype in product(HEADS, TYPES):
+        for case in (attend(*shape, dtype), attend_grad(*shape, dtype), layer("gatv2", *shape, dtype)):
+            yield lambda case=case: case.race(data).op(kernels)
 
 
 def compile_share(data: Inputs, share: int, jobs: int) -> None:

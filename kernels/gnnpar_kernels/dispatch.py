@@ -1,8 +1,8 @@
 """Choose the body of an op: Triton on a GPU, fast torch on a CPU, else the specification; GNNPAR_KERNELS forces one.
 
-A kernel is a folder: `naive.py` specifies its ops, the public functions; `cpu.py` and `triton.py` repeat their names
-and signatures. If a body, or an op in it, is missing, the specification is already fast there. The device of an op's
-first tensor decides.
+A kernel is a folder: `naive.py` specifies its ops, the public functions; `cpu.py` and `triton.py` have the same names,
+and take signatures and defaults from there (`specified`). If a body, or an op in it, is missing, the specification is
+already fast there. The device of an op's first tensor decides.
 """
 
 import functools
@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -20,8 +20,25 @@ VARIABLE = "GNNPAR_KERNELS"
 NAMES = ("naive", "cpu", "triton")
 
 Body = Callable[..., Any]  # chosen by name when called; signatures are the specification's
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _packages: dict[str, str] = {}  # public function: the package that holds its bodies
+
+
+def specified(specification: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Decorate a body of an op with the name, signature and documentation of its specification. It is called with every
+    keyword argument of the specification, defaults included."""
+    defaults = specification.__kwdefaults__ or {}
+
+    def decorate(body: Callable[..., R]) -> Callable[P, R]:
+        @functools.wraps(specification)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return body(*args, **{**defaults, **kwargs})
+
+        return call
+
+    return decorate
 
 
 def register(op: str, package: str) -> Body:

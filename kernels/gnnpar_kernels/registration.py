@@ -5,7 +5,6 @@ CPU. An op that updates a tensor in place is a second schema with a trailing und
 inputs.
 """
 
-import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnpar_kernels.csr import Csr
-from gnnpar_kernels.dispatch import body_of, register
+from gnnpar_kernels.dispatch import body_of, register, specified
 from gnnpar_kernels.hashing import Key
 
 P = ParamSpec("P")
@@ -39,18 +38,23 @@ def define(schema: str, *, fake: Callable[..., object] | None = None) -> Callabl
     return decorate
 
 
-def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function of the package of `function`, with signature and docstring of its `naive.py`. It
-    refuses tensors that require a gradient."""
+def public(specification: Callable[P, R], package: str) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Decorate the public function of a package, which calls its op: with signature and documentation of the
+    specification (`specified`). It refuses tensors that require a gradient."""
+    name = specification.__name__
+    register(name, package)
 
-    @functools.wraps(register(function.__name__, function.__module__))
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.is_grad_enabled():
-            _refuse_gradients(function.__name__, (*args, *kwargs.values()))
-        return function(*args, **kwargs)
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        def checked(*args: object, **kwargs: object) -> R:
+            if torch.is_grad_enabled():
+                _refuse_gradients(name, (*args, *kwargs.values()))
+            return function(*args, **kwargs)
 
-    call.__module__ = function.__module__
-    return call
+        call = specified(specification)(checked)
+        call.__module__ = package
+        return call
+
+    return decorate
 
 
 def _refuse_gradients(op: str, values: Iterable[object]) -> None:
@@ -117,6 +121,16 @@ _RETURNS = {Tensor: "Tensor", tuple[Tensor, ...]: "Tensor[]"}
 _RETURNS |= {tuple[(Tensor,) * n]: f"({', '.join(['Tensor'] * n)})" for n in (2, 3)}
 
 
+def like(*parameters: str) -> Callable[..., Tensor | Tensors]:
+    """Return the fake of an op with results of the shapes and types of these parameters."""
+
+    def fake(**given: Tensor) -> Tensor | Tensors:
+        found = [given[name].new_empty(given[name].shape) for name in parameters]
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return fake
+
+
 def operator(
     specification: Callable[P, R], package: str, *, fake: Callable[..., Tensor | Tensors], updates: str = ""
 ) -> Callable[P, R]:
@@ -130,8 +144,7 @@ def operator(
     parameters = [each for each in signature.parameters.values() if each.name != updates]
     kinds, result = [_KINDS[each.annotation] for each in parameters], _RETURNS[signature.return_annotation]
     positional = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in signature.parameters.values())
-    keyword = {each.name: each.default for each in list(signature.parameters.values())[positional:]}
-    required = {each for each, default in keyword.items() if default is inspect.Parameter.empty}
+    keywords = set(list(signature.parameters)[positional:])
     schema = [each.format(p.name) for kind, p in zip(kinds, parameters, strict=True) for each in kind.names]
 
     def made(found: object) -> object:
@@ -159,17 +172,14 @@ def operator(
 
     changed = changed_in_place(name, schema, signature.parameters[updates], run) if updates else fresh
 
-    @functools.wraps(register(name, package))
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.is_grad_enabled():
-            _refuse_gradients(name, (*args, *kwargs.values()))
-        given: dict[str, object] = {**keyword, **kwargs}
-        if len(args) != positional or len(given) != len(keyword) or not required <= kwargs.keys():
-            bound = signature.bind(*args, **kwargs)  # raises, or some positional arguments came by name
+    @public(specification, package)
+    def call(*args: object, **given: object) -> R:
+        if len(args) != positional or given.keys() != keywords:
+            bound = signature.bind(*args, **given)  # raises, or some positional arguments came by name
             bound.apply_defaults()
-            return call(*bound.args, **bound.kwargs)
+            args, given = bound.args, bound.kwargs
         into = given.pop(updates, None)
-        flat: list[object] = [*args, *given.values()]
+        flat: list[object] = [*args, *(given[each] for each in names[positional:])]
         if not plain:
             flat = [
                 each
@@ -182,7 +192,6 @@ def operator(
         changed(*flat, into if isinstance(into, Tensor) else list(cast(Tensors, into)))
         return cast(R, into)
 
-    call.__module__ = package
     return call
 
 

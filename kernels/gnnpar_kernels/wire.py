@@ -10,6 +10,8 @@ A row is its metadata, then its payload, each of whole 4-byte words, all little-
 so row_nbytes = 4 * blocks * [has metadata] + 4 * ceil(width * b / 32), and rows follow each other without gaps.
 """
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,25 @@ MAX_STEP = 255 * 2.0**111  # the largest bf16 below 2^119: a block with a larger
 NAN = 0x7FC0  # bf16 bits of the step and the zero point of such a block
 
 Codes = int | Tensor
+
+
+class Encoding(TypedDict):
+    """Keyword arguments of `quantize_rows` beside `key`."""
+
+    ids: Tensor
+    block: int
+    out: Tensor | None
+
+
+class Decoding(TypedDict):
+    """Keyword arguments of `dequantize_rows`."""
+
+    width: int
+    block: int
+    index: Tensor | None
+    out: Tensor | None
+    add: bool
+    dtype: torch.dtype
 
 
 def field_bits(code: int) -> int:
@@ -41,8 +62,7 @@ def num_blocks(width: int, block: int = 0) -> int:
 
 def row_nbytes(width: int, code: int, *, block: int = 0) -> int:
     """Return the bytes of a row of `width` columns on the wire, metadata included."""
-    check_format(code, block)
-    return 4 * num_blocks(width, block) * has_metadata(code) + 4 * -(-width * field_bits(code) // 32)
+    return metadata_nbytes(width, code, block=block) + 4 * -(-width * field_bits(code) // 32)
 
 
 def metadata_nbytes(width: int, code: int, *, block: int = 0) -> int:
@@ -112,21 +132,31 @@ def check_buffer(buffer: Tensor, nbytes: int | None) -> None:
         raise ValueError(f"buffer of {buffer.shape[0]} bytes, but these rows take {nbytes}")
 
 
-def check_quantize(
-    x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None, ids: Tensor, block: int, out: Tensor | None
-) -> None:
-    """Raise ValueError unless the arguments of `quantize_rows` match."""
+def encoded(
+    x: Tensor,
+    index: Tensor | None,
+    bits: Codes,
+    offsets: Tensor | None,
+    *,
+    ids: Tensor,
+    block: int,
+    out: Tensor | None,
+) -> Tensor:
+    """Return the buffer to write, `out` or a new one. ValueError unless the arguments of `quantize_rows` match."""
     if x.ndim != 2 or not x.dtype.is_floating_point:
         raise ValueError(f"x {x.dtype} {list(x.shape)} is not [N, D] of floating-point numbers: flatten its rows")
     num_rows = x.shape[0] if index is None else index.shape[0]
     if ids.dtype != torch.int64 or ids.shape != (num_rows,):
         raise ValueError(f"ids {ids.dtype} {list(ids.shape)} are not int64 [{num_rows}], one for each row sent")
     check_codes(bits, offsets, num_rows, block)
-    if out is not None:
-        check_buffer(out, buffer_nbytes(num_rows, x.shape[1], bits, None, block) if isinstance(bits, int) else None)
+    if out is None:
+        nbytes = buffer_nbytes(num_rows, x.shape[1], bits, offsets, block)
+        return torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+    check_buffer(out, buffer_nbytes(num_rows, x.shape[1], bits, None, block) if isinstance(bits, int) else None)
+    return out
 
 
-def received_rows(
+def decoded(
     buffer: Tensor,
     bits: Codes,
     offsets: Tensor | None,
@@ -136,8 +166,10 @@ def received_rows(
     index: Tensor | None,
     out: Tensor | None,
     add: bool,
-) -> int:
-    """Return the number of rows of a buffer. ValueError unless the arguments of `dequantize_rows` match."""
+    dtype: torch.dtype,
+) -> tuple[int, Tensor]:
+    """Return the number of rows of a buffer, and the tensor to write, `out` or a new one. ValueError unless the
+    arguments of `dequantize_rows` match."""
     check_codes(bits, offsets, None, block)
     if isinstance(bits, Tensor):
         check_buffer(buffer, None)
@@ -155,4 +187,4 @@ def received_rows(
         raise ValueError(f"index {list(index.shape)} does not name one row of out for each of {num_rows} rows")
     if index is None and out is not None and out.shape[0] != num_rows:
         raise ValueError(f"out has {out.shape[0]} rows for {num_rows} received: give index to place them")
-    return num_rows
+    return num_rows, torch.empty((num_rows, width), dtype=dtype, device=buffer.device) if out is None else out

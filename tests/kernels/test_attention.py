@@ -10,7 +10,6 @@ from gnnpar_kernels import Csr, attend_dot_grad, attend_finish, row_dots
 from gnnpar_kernels import attend_dot as fold_dot
 from gnnpar_kernels import triton_tasks as tasks
 from gnnpar_kernels.attend import cpu_edges
-from gnnpar_kernels.attend_dot import cpu as dot_cpu
 from gnnpar_kernels.attend_v2 import cpu as v2_cpu
 from gnnpar_kernels.dispatch import functions_of
 from kernels.attention import DOT, GAT, KINDS, SLOPE, V2, Dot, autograd, fold, inputs, places, run, total
@@ -234,7 +233,6 @@ def test_slices_of_a_few_rows(kit, kind, dtype, scale, monkeypatch):
     expected = run(kind, body, graph, [graph], operands, grad_out, DROP)
     for module, name, size in (
         (cpu_edges, "BLOCK", 20),
-        (dot_cpu, "BLOCK", 20),
         (v2_cpu, "FEWEST", 20),
         (v2_cpu, "BYTES", 1),
     ):

@@ -13,7 +13,7 @@ from torch import Tensor
 from gnnpar_kernels.attend import naive
 from gnnpar_kernels.attend.naive import State, uninitialised_state
 from gnnpar_kernels.dispatch import body_of
-from gnnpar_kernels.registration import define, operator, public
+from gnnpar_kernels.registration import define, like, operator, public
 
 attend = operator(
     naive.attend,
@@ -33,7 +33,7 @@ def _attend_finish_(m: Tensor, mass: Tensor, acc: Tensor, mass_pos: Tensor | Non
             place.copy_(result)
 
 
-@public
+@public(naive.attend_finish, __name__)
 def attend_finish(state: State) -> tuple[Tensor, ...]:
     m, mass, acc, *branch = state
     mass_pos, pos = branch or (None, None)
@@ -41,18 +41,8 @@ def attend_finish(state: State) -> tuple[Tensor, ...]:
     return acc, m, *branch
 
 
-attend_grad_src = operator(
-    naive.attend_grad_src,
-    __name__,
-    fake=lambda x, a_src, **rest: (x.new_empty(x.shape), a_src.new_empty(a_src.shape)),
-)
-attend_grad_dst = operator(naive.attend_grad_dst, __name__, fake=lambda a_dst, **rest: a_dst.new_empty(a_dst.shape))
-attend_grad = operator(
-    naive.attend_grad,
-    __name__,
-    fake=lambda x, a_src, a_dst, **rest: tuple(t.new_empty(t.shape) for t in (x, a_src, a_dst)),
-)
-attend_grad_dst_of = operator(
-    naive.attend_grad_dst_of, __name__, fake=lambda mass_pos, **rest: mass_pos.new_empty(mass_pos.shape)
-)
+attend_grad_src = operator(naive.attend_grad_src, __name__, fake=like("x", "a_src"))
+attend_grad_dst = operator(naive.attend_grad_dst, __name__, fake=like("a_dst"))
+attend_grad = operator(naive.attend_grad, __name__, fake=like("x", "a_src", "a_dst"))
+attend_grad_dst_of = operator(naive.attend_grad_dst_of, __name__, fake=like("mass_pos"))
 row_dots = operator(naive.row_dots, __name__, fake=lambda a, dtype, **rest: a.new_empty(a.shape[:-1], dtype=dtype))

@@ -2,15 +2,19 @@
 
 e_ij = leaky_relu(a_src_j + a_dst_i); out_i = sum_j softmax_j(e_ij) K_ij x_j, K_ij the dropout mask over 1 - p.
 Source: Velickovic et al. 2018, eq. 3-4; running softmax as in Milakov and Gimelshein 2018.
+
+`fold` and `gradients` hold for every score. GATv2 and dot products have the same with other scores and values of edges.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from gnnpar_kernels.csr import Csr, accumulate_dtype, edge_rows
+from gnnpar_kernels.dispatch import specified
 from gnnpar_kernels.dropout.naive import keep_mask
 from gnnpar_kernels.hashing import Key
 
@@ -18,14 +22,31 @@ State = tuple[Tensor, ...]  # (m, l, acc) or, with `branch`, (m, l, acc, l_pos, 
 Drop = tuple[float, Key]
 
 
-def dropped(weight: Tensor, drop: Drop | None, edge_ids: Tensor | None) -> Tensor:
-    """Return weight * K. Shapes: weight [E, H], edge_ids [E] -> [E, H]."""
+class Where(TypedDict):
+    """Keyword arguments of every fold of attention, see `attend`."""
+
+    num_rows: int
+    rows: Tensor | None
+    state: State | None
+    drop: Drop | None
+    edge_ids: Tensor | None
+
+
+def keyed(drop: Drop | None, edge_ids: Tensor | None) -> tuple[float, Key, Tensor] | None:
+    """Return the probability, the key and the ids of attention dropout, or None without dropout."""
     if drop is None or drop[0] == 0.0:
-        return weight
+        return None
     if edge_ids is None:
         raise ValueError("attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)")
-    p, key = drop
-    return torch.where(keep_mask(edge_ids, weight.shape[1], p=p, key=key), weight / (1.0 - p), torch.zeros_like(weight))
+    return *drop, edge_ids
+
+
+def dropped(weight: Tensor, drop: Drop | None, edge_ids: Tensor | None) -> Tensor:
+    """Return weight * K. Shapes: weight [E, H], edge_ids [E] -> [E, H]."""
+    if (keys := keyed(drop, edge_ids)) is None:
+        return weight
+    p, key, ids = keys
+    return torch.where(keep_mask(ids, weight.shape[1], p=p, key=key), weight / (1.0 - p), torch.zeros_like(weight))
 
 
 def attend(
@@ -50,10 +71,8 @@ def attend(
     Shapes: x [M, H, D], a_src [M, H], a_dst [N, H], edge_ids [E] -> m, l [N, H], acc [N, H, D], at least fp32;
     l_pos as l, acc_pos as acc.
     """
-    dtype = accumulate_dtype(x.dtype)
-    if state is None:
-        state = empty_state(num_rows, x, dtype, branch)
-    i = edge_rows(indptr, rows)
+    i, dtype = edge_rows(indptr, rows), accumulate_dtype(x.dtype)
+    state = empty_state(num_rows, x, branch) if state is None else state
     raw = a_src.index_select(0, indices).to(dtype) + a_dst.index_select(0, i).to(dtype)
     values = x.index_select(0, indices).to(dtype)
     return fold(state, i, leaky_relu(raw, slope), values, drop, edge_ids, raw > 0 if branch else None)
@@ -84,14 +103,13 @@ def fold(
     return m, *(total.index_add_(0, i, part) for total, part in zip(rescaled, parts, strict=True))
 
 
-def empty_state(num_rows: int, x: Tensor, dtype: torch.dtype, branch: bool) -> State:
+def empty_state(num_rows: int, x: Tensor, branch: bool = False) -> State:
     """Return the state before the first edge."""
-    m = x.new_full((num_rows, x.shape[1]), -torch.inf, dtype=dtype)
-    mass, acc = torch.zeros_like(m), x.new_zeros((num_rows, *x.shape[1:]), dtype=dtype)
-    return (m, mass, acc, mass.clone(), acc.clone()) if branch else (m, mass, acc)
+    m, *sums = uninitialised_state(num_rows, x, branch)
+    return m.fill_(-torch.inf), *(total.zero_() for total in sums)
 
 
-def uninitialised_state(num_rows: int, x: Tensor, branch: bool) -> State:
+def uninitialised_state(num_rows: int, x: Tensor, branch: bool = False) -> State:
     """Return a state with uninitialised rows, for a caller that writes all of them."""
     shapes = [x.shape[1:2], x.shape[1:2], x.shape[1:], x.shape[1:2], x.shape[1:]]
     return tuple(
@@ -114,37 +132,32 @@ def attend_finish(state: State) -> tuple[Tensor, ...]:
     return acc / safe[..., None], torch.where(empty, torch.full_like(m, torch.inf), m + torch.log(safe)), *shares
 
 
-def _edge_grads(
+def gradients(
+    edges: Callable[..., tuple[Tensor, Tensor]],
+    operands: tuple[Tensor, ...],
     i: Tensor,
-    j: Tensor,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
     lse: Tensor,
     grad_out: Tensor,
     delta: Tensor,
-    slope: float,
     drop: Drop | None,
     edge_ids: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return (alpha K, d score) of edges j -> i. Shapes: i, j [E] -> [E, H] twice."""
-    dtype = lse.dtype
-    raw = a_src.index_select(0, j).to(dtype) + a_dst.index_select(0, i).to(dtype)
-    alpha = torch.exp(leaky_relu(raw, slope) - lse.index_select(0, i))
-    kept = dropped(alpha, drop, edge_ids)
-    product = (grad_out.index_select(0, i).to(dtype) * x.index_select(0, j).to(dtype)).sum(-1)
-    branch = torch.full_like(raw, slope).masked_fill_(raw > 0, 1.0)
-    return kept, branch * (kept * product - alpha * delta.index_select(0, i))
+) -> tuple[Tensor, ...]:
+    """Return the gradients of operands from the edges j -> i of one block, by their scores and values.
+
+    With alpha = exp(score - lse_i): d value = alpha K dO_i, d score = alpha (K <dO_i, value> - Delta_i).
+    Shapes: edges(*operands) -> score [E, H], value [E, H, W]; i [E], lse, delta [N, H], grad_out [N, H, W].
+    """
+    (score, value), pull = torch.func.vjp(edges, *(t.to(lse.dtype) for t in operands))[:2]
+    alpha = torch.exp(score - lse.index_select(0, i))
+    kept, pulled = dropped(alpha, drop, edge_ids), grad_out.index_select(0, i).to(lse.dtype)
+    ds = kept * (pulled * value).sum(-1) - alpha * delta.to(lse.dtype).index_select(0, i)
+    return tuple(g.to(t.dtype) for g, t in zip(pull((ds, kept[..., None] * pulled)), operands, strict=True))
 
 
 def row_dots(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Return <a, b> by row and head, such as Delta = <dO, O> of the gradients. Shapes: [N, H, D] twice -> [N, H] of
     `dtype`."""
     return (a.to(dtype) * b.to(dtype)).sum(-1)
-
-
-def _delta(out: Tensor, lse: Tensor, grad_out: Tensor, delta: Tensor | None) -> Tensor:
-    return (out.to(lse.dtype) * grad_out.to(lse.dtype)).sum(-1) if delta is None else delta
 
 
 def attend_grad_src(
@@ -165,15 +178,17 @@ def attend_grad_src(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the sources from one block, given as reverse CSR: row = source, index = destination.
 
+    `delta`: <grad_out, out>; if given, `out` is not read.
     Shapes: x [M, H, D], out, grad_out [N, H, D], lse, delta [N, H] -> grad_x [M, H, D], grad_a_src [M, H].
     """
-    i, j = indices, edge_rows(indptr, rows)
-    delta = _delta(out, lse, grad_out, delta)
-    kept, ds = _edge_grads(i, j, x, a_src, a_dst, lse, grad_out, delta, slope, drop, edge_ids)
-    grad_x = torch.zeros_like(x, dtype=lse.dtype, memory_format=torch.contiguous_format)
-    grad_x.index_add_(0, j, kept[..., None] * grad_out.index_select(0, i).to(lse.dtype))
-    grad_a = ds.new_zeros(a_src.shape).index_add_(0, j, ds)
-    return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
+    i, j, near = indices, edge_rows(indptr, rows), a_dst.to(lse.dtype)
+    delta = row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
+
+    def edges(x: Tensor, a_src: Tensor) -> tuple[Tensor, Tensor]:
+        return leaky_relu(a_src.index_select(0, j) + near.index_select(0, i), slope), x.index_select(0, j)
+
+    grad_x, grad_a = gradients(edges, (x, a_src), i, lse, grad_out, delta, drop, edge_ids)
+    return grad_x, grad_a
 
 
 def attend_grad_dst(
@@ -196,10 +211,14 @@ def attend_grad_dst(
 
     Shapes: as `attend_grad_src` -> grad_a_dst [N, H].
     """
-    i, j = edge_rows(indptr, rows), indices
-    delta = _delta(out, lse, grad_out, delta)
-    _, ds = _edge_grads(i, j, x, a_src, a_dst, lse, grad_out, delta, slope, drop, edge_ids)
-    return ds.new_zeros(a_dst.shape).index_add_(0, i, ds).to(a_dst.dtype)
+    i, j, far = edge_rows(indptr, rows), indices, a_src.to(lse.dtype)
+    delta = row_dots(out, grad_out, dtype=lse.dtype) if delta is None else delta
+    values = x.index_select(0, j).to(lse.dtype)
+
+    def edges(a_dst: Tensor) -> tuple[Tensor, Tensor]:
+        return leaky_relu(far.index_select(0, j) + a_dst.index_select(0, i), slope), values
+
+    return gradients(edges, (a_dst,), i, lse, grad_out, delta, drop, edge_ids)[0]
 
 
 def attend_grad_dst_of(
@@ -211,9 +230,8 @@ def attend_grad_dst_of(
     branch determine the rest.
     Shapes: grad_out, out, pos [N, H, D], mass_pos, delta [N, H] -> grad_a_dst [N, H] as mass_pos.
     """
-    dtype = mass_pos.dtype
-    delta = (grad_out.to(dtype) * out.to(dtype)).sum(-1) if delta is None else delta
-    return (1.0 - slope) * ((grad_out.to(dtype) * pos.to(dtype)).sum(-1) - mass_pos * delta)
+    delta = row_dots(grad_out, out, dtype=mass_pos.dtype) if delta is None else delta
+    return (1.0 - slope) * (row_dots(grad_out, pos, dtype=mass_pos.dtype) - mass_pos * delta)
 
 
 def both_sides(
@@ -249,3 +267,27 @@ def both_sides(
 
 
 attend_grad = both_sides(attend_grad_src, attend_grad_dst)
+
+
+def sides(gradients: Callable[..., Sequence[Tensor]], dots: Callable[..., Tensor]):
+    """Return `attend_grad_src`, `attend_grad_dst` and `attend_grad` of a body, made of one function for both sides.
+
+    gradients(indptr, indices, tensors, source, slope, rows, drop, edge_ids, delta) -> those of x and a_src if `source`,
+    else that of a_dst. `dots`: the body's `row_dots`.
+    """
+
+    def one_side(indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], **how) -> Sequence[Tensor]:
+        out, lse, grad_out = tensors[3:]
+        delta = dots(out, grad_out, dtype=lse.dtype) if how["delta"] is None else how["delta"].to(lse.dtype)
+        return gradients(indptr, indices, tensors, **{**how, "delta": delta})
+
+    @specified(attend_grad_src)
+    def of_src(indptr: Tensor, indices: Tensor, *tensors: Tensor, **how) -> tuple[Tensor, Tensor]:
+        grad_x, grad_a = one_side(indptr, indices, tensors, source=True, **how)
+        return grad_x, grad_a
+
+    @specified(attend_grad_dst)
+    def of_dst(indptr: Tensor, indices: Tensor, *tensors: Tensor, **how) -> Tensor:
+        return one_side(indptr, indices, tensors, source=False, **how)[-1]
+
+    return of_src, of_dst, both_sides(of_src, of_dst, dots)

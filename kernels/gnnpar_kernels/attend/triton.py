@@ -3,47 +3,23 @@
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
+from typing import Unpack
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
-from gnnpar_kernels.attend.cpu import attend_finish
-from gnnpar_kernels.attend.naive import Drop, State, empty_state, uninitialised_state
-from gnnpar_kernels.attend.triton_grad import (
-    attend_grad,
-    attend_grad_dst,
-    attend_grad_dst_of,
-    attend_grad_src,
-    row_dots,
-)
-from gnnpar_kernels.attend.triton_tiles import (
-    RUNTIME,
-    TILES,
-    Dims,
-    dropped,
-    dropping,
-    edges_per_step,
-    padded,
-    pointers,
-    rows_per_program,
-    run_tasks,
-    span,
-    sum_score,
-    tile_width,
-)
-from gnnpar_kernels.csr import accumulate_dtype
+from gnnpar_kernels.attend import naive
+from gnnpar_kernels.attend import triton_tiles as tiles
+from gnnpar_kernels.attend.cpu import attend_finish  # noqa: F401 - three passes over nodes: plain torch, in place
+from gnnpar_kernels.attend.naive import Drop, State, Where, empty_state, uninitialised_state
+from gnnpar_kernels.attend.triton_grad import _pull, row_dots, run_pull
+from gnnpar_kernels.csr import Csr
+from gnnpar_kernels.dispatch import specified
 from gnnpar_kernels.triton_tasks import tasks_of
 from gnnpar_kernels.triton_tuning import Tuned
-
-__all__ = [
-    "attend",
-    "attend_finish",  # three passes over nodes: plain torch, in place
-    "attend_grad",
-    "attend_grad_dst",
-    "attend_grad_dst_of",
-    "attend_grad_src",
-    "row_dots",
-]
 
 GATV1 = "attend.triton._fold"  # in tables of tiles
 STATE = ["m_ptr", "mass_ptr", "acc_ptr", "mass_pos_ptr", "acc_pos_ptr"]
@@ -55,7 +31,7 @@ def shift_of(m):
     return tl.where(m == float("-inf"), 0.0, m)
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=tiles.RUNTIME)
 def fold(
     row_ptr,
     begin_ptr,
@@ -102,10 +78,10 @@ def fold(
     Scores read S columns of both ends: far [M, H, S] (None: x) and near [N, H, S]. A attributes per edge are summed as
     further columns.
     """
-    B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
-    R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
+    B: tl.constexpr = tiles.edges_per_step(TILE, tiles.tile_width(D, HG, DP), BOUND)
+    R: tl.constexpr = tiles.rows_per_program(TILE, tiles.tile_width(D, HG, DP), BOUND)
     dtype: tl.constexpr = m_ptr.dtype.element_ty
-    piece, row, begin, end = span(row_ptr, begin_ptr, end_ptr, first, last, R, BOUND)
+    piece, row, begin, end = tiles.span(row_ptr, begin_ptr, end_ptr, first, last, R, BOUND)
     name = row.to(tl.int64) if rows_ptr is None else tl.load(rows_ptr + row)
     head = (tl.program_id(1) * HG + tl.arange(0, HG))[None, None, :, None]
     column = tl.arange(0, DP)[None, None, None, :]
@@ -166,7 +142,7 @@ def fold(
         shrink = tl.exp(m - shift_of(top))
         weight = tl.exp(score - shift_of(top))
         mass = mass * shrink + tl.sum(weight, 1, keep_dims=True)
-        kept = dropped(weight, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
+        kept = tiles.dropped(weight, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
         acc = acc * shrink + tl.sum(kept * tile, 1, keep_dims=True)
         if edge_ptr is not None:
             edge_acc = edge_acc * shrink + tl.sum(kept * edge_row, 1, keep_dims=True)
@@ -185,7 +161,9 @@ def fold(
         tl.store(acc_pos_ptr + own, acc_pos, mask=here_wide)
 
 
-_fold = Tuned(fold, TILES, key=["H", "D", "BOUND", "SPLIT", "BRANCH"], types=["x_ptr"], restores=STATE, name=GATV1)
+_fold = Tuned(
+    fold, tiles.TILES, key=["H", "D", "BOUND", "SPLIT", "BRANCH"], types=["x_ptr"], restores=STATE, name=GATV1
+)
 
 
 @triton.jit
@@ -253,6 +231,7 @@ def _combine(
         tl.store(acc_pos_ptr + own, acc_pos, mask=wide)
 
 
+@specified(naive.attend)
 def attend(
     indptr: Tensor,
     indices: Tensor,
@@ -261,17 +240,11 @@ def attend(
     a_dst: Tensor,
     *,
     slope: float,
-    num_rows: int,
-    rows: Tensor | None = None,
-    state: State | None = None,
-    drop: Drop | None = None,
-    edge_ids: Tensor | None = None,
-    branch: bool = False,
+    branch: bool,
+    **where: Unpack[Where],
 ) -> State:
-    """See `naive.attend`. A given state is updated in place."""
-    operands = {"far": a_src, "near": a_dst, "SCORE": sum_score, "SLOPE": slope, "branch": branch}
-    where = {"num_rows": num_rows, "rows": rows, "state": state, "drop": drop, "edge_ids": edge_ids}
-    return fold_rows(_fold, indptr, indices, x, **operands, **where)
+    score = {"SCORE": tiles.sum_score, "SLOPE": slope, "near": a_dst, "operands": {"far": a_src}}
+    return fold_rows(_fold, indptr, indices, x, **score, branch=branch, **where)
 
 
 def fold_rows(
@@ -280,51 +253,34 @@ def fold_rows(
     indices: Tensor,
     x: Tensor,
     *,
-    far: Tensor | None,
+    SCORE: JITFunction,
+    SLOPE: float,
     near: Tensor,
-    num_rows: int,
-    rows: Tensor | None,
-    state: State | None,
-    drop: Drop | None,
-    edge_ids: Tensor | None,
-    a: Tensor | None = None,
     edge: Tensor | None = None,
-    edge_query: Tensor | None = None,
     branch: bool = False,
-    **score: object,
+    operands: dict[str, Tensor | None] | None = None,
+    **where: Unpack[Where],
 ) -> State:
     """Launch a fold over the rows of a CSR with edges. Pieces of split rows have separate states, combined at the end.
 
-    The columns of `edge` [E, A] are summed as further columns of x. `score`: SCORE and SLOPE of the kernel.
+    The columns of `edge` [E, A] are summed as further columns of x. `operands`: other tensors that scores read.
     """
-    dims, extra = Dims.of(x), 0 if edge is None else edge.shape[1]
-    arguments = {**pointers(indices=indices, x=x, far=far, near=near, a=a, edge=edge, edge_query=edge_query), **score}
-    arguments |= dropping(drop, edge_ids) | padded("S", dims.D if near.dim() == 3 else 1) | padded("A", extra)
+    dims, extra = tiles.Dims.of(x), 0 if edge is None else edge.shape[1]
+    arguments = tiles.pointers(indices=indices, x=x, near=near, edge=edge, rows=where["rows"], **(operands or {}))
+    arguments |= {"SCORE": SCORE, "SLOPE": SLOPE, "BRANCH": branch} | tiles.dropping(where["drop"], where["edge_ids"])
+    arguments |= tiles.padded("S", dims.D if near.dim() == 3 else 1) | tiles.padded("A", extra)
     x = x.new_empty((0, dims.H, dims.D + extra)) if extra else x
+    state, rows, num_rows = where["state"], where["rows"], where["num_rows"]
     if indices.shape[0] == 0:
-        return empty_state(num_rows, x, accumulate_dtype(x.dtype), branch) if state is None else state
+        return empty_state(num_rows, x, branch) if state is None else state
     indptr = indptr.contiguous()
     fresh, tasks = state is None, tasks_of(indptr)
-    if state is not None:
-        result = state
-    elif rows is None:
-        result = uninitialised_state(num_rows, x, branch)
-    else:
-        result = empty_state(num_rows, x, accumulate_dtype(x.dtype), branch)
+    result = state or (uninitialised_state if rows is None else empty_state)(num_rows, x, branch)
     work = tuple(t.contiguous() for t in result)
     parts = uninitialised_state(tasks.num_slots, x, branch)
-
-    run_tasks(
-        kernel,
-        indptr,
-        dims,
-        rows_ptr=rows,
-        BRANCH=branch,
-        **arguments,
-        whole={**_named(work), "FRESH": fresh},
-        parts={**_named(parts), "FRESH": True},
-    )
-    dims = Dims.of(x)
+    whole = {**_named(work), "FRESH": fresh}
+    tiles.run_tasks(kernel, indptr, dims, whole=whole, parts={**_named(parts), "FRESH": True}, **arguments)
+    dims = tiles.Dims.of(x)
     if tasks.num_slots and dims.groups:
         _combine[tasks.split_row.shape[0], dims.groups](
             tasks.split_row,
@@ -346,3 +302,37 @@ def fold_rows(
 def _named(state: State, prefix: str = "") -> dict[str, Tensor | None]:
     """Return the tensors of a state as kernel arguments."""
     return dict(zip((prefix + name for name in STATE), (*state, None, None), strict=False))
+
+
+def _gradients(
+    indptr: Tensor,
+    indices: Tensor,
+    tensors: tuple[Tensor, ...],
+    *,
+    source: bool,
+    slope: float,
+    rows: Tensor | None,
+    drop: Drop | None,
+    edge_ids: Tensor | None,
+    delta: Tensor,
+) -> list[Tensor]:
+    """Return the gradients of one side, see `naive.sides`."""
+    x, a_src, a_dst, _, lse, grad_out = tensors
+    ends = torch.stack([a_dst.to(lse.dtype), lse, delta], 1)  # [N, 3, H], of a destination
+    table, own = (grad_out, x) if source else (x, grad_out)
+    operands = {**tiles.pointers(table=table, own=own, a_src=a_src, ends=ends), "SOURCE": source, "SLOPE": slope}
+    likes = {"grad_rows_ptr": x, "grad_ptr": a_src} if source else {"grad_ptr": a_dst}
+    csr = Csr(indptr, indices, rows, edge_ids)
+    return run_pull(_pull, csr, tiles.Dims.of(x), drop, likes, dtype=lse.dtype, **operands)
+
+
+attend_grad_src, attend_grad_dst, attend_grad = naive.sides(_gradients, row_dots)
+
+
+@specified(naive.attend_grad_dst_of)
+def attend_grad_dst_of(
+    grad_out: Tensor, out: Tensor, pos: Tensor, mass_pos: Tensor, *, slope: float, delta: Tensor | None
+) -> Tensor:
+    dtype = mass_pos.dtype
+    delta = row_dots(grad_out, out, dtype=dtype) if delta is None else delta.to(dtype)
+    return row_dots(grad_out, pos, dtype=dtype).sub_(mass_pos * delta).mul_(1.0 - slope)

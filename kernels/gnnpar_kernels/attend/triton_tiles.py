@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop
+from gnnpar_kernels.attend.naive import Drop, keyed
 from gnnpar_kernels.hashing import threshold
 from gnnpar_kernels.triton_hashing import column_hash, keep, key_arguments, row_hash
 from gnnpar_kernels.triton_tasks import LOW, tasks_of
@@ -113,7 +113,7 @@ class Dims(NamedTuple):
 
 def pointers(**tensors: Tensor | None) -> dict[str, object]:
     """Return contiguous tensors as arguments of a kernel."""
-    return {f"{name}_ptr": None if t is None else t.contiguous() for name, t in tensors.items()}
+    return {f"{name}_ptr": t.contiguous() for name, t in tensors.items() if t is not None}
 
 
 def padded(name: str, width: int) -> dict[str, object]:
@@ -123,12 +123,10 @@ def padded(name: str, width: int) -> dict[str, object]:
 
 def dropping(drop: Drop | None, edge_ids: Tensor | None) -> dict[str, object]:
     """Return the kernel arguments of attention dropout; SCALE 0 means none."""
-    if drop is None or drop[0] == 0.0:
-        return {"ids_ptr": None, "k0": 0, "k1": 0, "k2": 0, "limit": 0, "SCALE": 0.0}
-    if edge_ids is None:
-        raise ValueError("attention dropout is keyed by global edge ids: pass edge_ids [E] beside drop=(p, key)")
-    p, key = drop
-    return {"ids_ptr": edge_ids.contiguous(), **key_arguments(key), "limit": threshold(p), "SCALE": 1.0 / (1.0 - p)}
+    if (keys := keyed(drop, edge_ids)) is None:
+        return {"k0": 0, "k1": 0, "k2": 0, "limit": 0, "SCALE": 0.0}
+    p, key, ids = keys
+    return {"ids_ptr": ids.contiguous(), **key_arguments(key), "limit": threshold(p), "SCALE": 1.0 / (1.0 - p)}
 
 
 def run_tasks(
@@ -140,15 +138,17 @@ def run_tasks(
     parts: Mapping[str, object],
     **common: object,
 ) -> None:
-    """Launch once per class of rows, the longest first; pieces of split rows have the arguments `parts`."""
+    """Launch once per class of rows, the longest first; pieces of split rows have the arguments `parts`. Pointers of
+    the kernel that are not given are None."""
     tasks, width = tasks_of(indptr), tile_width(dims.D, dims.HG, dims.DP)
+    common = dict.fromkeys(name for name in kernel.fn.arg_names if name.endswith("_ptr")) | common | dims._asdict()
 
     def launch(first: int, last: int, bound: int, **arguments: object) -> None:
         def grid(meta: dict[str, int]) -> tuple[int, int]:
             return triton.cdiv(last - first, rows_per_program(meta["TILE"], width, bound)), dims.groups
 
         if last > first and dims.groups > 0:
-            kernel[grid](first=first, last=last, BOUND=bound, **arguments, **common, **dims._asdict())
+            kernel[grid](**{**common, **arguments, "first": first, "last": last, "BOUND": bound})
 
     pieces = {"row_ptr": tasks.row, "begin_ptr": tasks.begin, "end_ptr": tasks.end}
     launch(0, tasks.num_slots, 0, SPLIT=True, **pieces, **parts)

@@ -16,8 +16,7 @@ from gnnpar_kernels.registration import operator
 
 
 def _fake_grad(key, value, query, edge, edge_query, of_edge, **rest) -> tuple[Tensor, ...]:
-    inputs = (key, value, query, *(() if edge is None else (edge_query, edge)[: 1 + of_edge]))
-    return tuple(each.new_empty(each.shape) for each in inputs)
+    return tuple(t.new_empty(t.shape) for t in naive.inputs(key, value, query, edge, edge_query, of_edge))
 
 
 attend_dot = operator(

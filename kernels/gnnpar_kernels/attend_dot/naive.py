@@ -6,10 +6,12 @@ r_i = W^T q_i and the last A columns of the output times W^T.
 Source: Shi et al. 2021, equations 3 to 5; running softmax as in Milakov and Gimelshein 2018.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop, State, dropped, empty_state, fold
+from gnnpar_kernels.attend.naive import Drop, State, empty_state, fold, gradients
 from gnnpar_kernels.csr import Csr, accumulate_dtype, edge_rows
 
 
@@ -17,6 +19,26 @@ def widths(value: Tensor, edge: Tensor | None) -> Tensor:
     """Return a tensor without rows, of the shape of the output's rows. Shapes: [M, H, D], [E, A] -> [0, H, D + A]."""
     extra = 0 if edge is None else edge.shape[1]
     return value.new_empty((0, value.shape[1], value.shape[2] + extra))
+
+
+def inputs(key: Tensor, value: Tensor, query: Tensor, edge: Tensor | None, edge_query: Tensor | None, of_edge: bool):
+    """Return the operands of a gradient, in the order of its results."""
+    beside = () if edge is None or edge_query is None else (edge_query, edge)[: 1 + of_edge]
+    return key, value, query, *beside
+
+
+def _edges(j: Tensor, i: Tensor, edge: Tensor | None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function (key, value, query, edge_query, edge) -> (score [E, H], value [E, H, D + A]) of edges."""
+
+    def edges(key, value, query, edge_query=None, edge=edge) -> tuple[Tensor, Tensor]:
+        score = (key.index_select(0, j) * query.index_select(0, i)).sum(-1)
+        values = value.index_select(0, j)
+        if edge is None or edge_query is None:
+            return score, values
+        beside = edge[:, None].expand(-1, value.shape[1], -1)
+        return score + (beside * edge_query.index_select(0, i)).sum(-1), torch.cat([values, beside], -1)
+
+    return edges
 
 
 def attend_dot(
@@ -40,31 +62,11 @@ def attend_dot(
     Shapes: key, value [M, H, D], query [N, H, D], edge_ids [E], edge [E, A] with edge_query [N, H, A], or neither
     -> m, l [N, H], acc [N, H, D + A], at least fp32.
     """
-    dtype = accumulate_dtype(value.dtype)
-    state = empty_state(num_rows, widths(value, edge), dtype, False) if state is None else state
-    i = edge_rows(indptr, rows)
-    score, values = _edges(indices, i, key, value, query, edge, edge_query, dtype)
+    i, dtype = edge_rows(indptr, rows), accumulate_dtype(value.dtype)
+    state = empty_state(num_rows, widths(value, edge)) if state is None else state
+    operands = inputs(key, value, query, edge, edge_query, of_edge=True)
+    score, values = _edges(indices, i, None)(*(t.to(dtype) for t in operands))
     return fold(state, i, score, values, drop, edge_ids)
-
-
-def _edges(
-    j: Tensor,
-    i: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query: Tensor,
-    edge: Tensor | None,
-    edge_query: Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Return (score, value) of edges j -> i. Shapes: i, j [E] -> [E, H], [E, H, D + A]."""
-    score = (key.index_select(0, j).to(dtype) * query.index_select(0, i).to(dtype)).sum(-1)
-    values = value.index_select(0, j).to(dtype)
-    if edge is None or edge_query is None:
-        return score, values
-    beside = edge.to(dtype)[:, None].expand(-1, value.shape[1], -1)
-    score = score + (beside * edge_query.index_select(0, i).to(dtype)).sum(-1)
-    return score, torch.cat([values, beside], -1)
 
 
 def attend_dot_grad(
@@ -89,27 +91,6 @@ def attend_dot_grad(
     of `reverse`; `edge` is in the order of `forward`. delta: `row_dots` of the whole fold's output and grad_out.
     Shapes: order [E], lse, delta [N, H], grad_out [N, H, D + A] -> as key, value, query, edge_query, edge.
     """
-    dtype = lse.dtype
-    i, j = edge_rows(forward.indptr, forward.rows), forward.indices
-    score, values = _edges(j, i, key, value, query, edge, edge_query, dtype)
-    pulled = grad_out.index_select(0, i).to(dtype)
-    alpha = torch.exp(score - lse.index_select(0, i))
-    kept = dropped(alpha, drop, forward.edge_ids)
-    ds = (kept * (pulled * values).sum(-1) - alpha * delta.to(dtype).index_select(0, i))[..., None]
-    of_values = kept[..., None] * pulled
-    width = value.shape[2]
-
-    def added(like: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-        return rows.new_zeros(like.shape).index_add_(0, index, rows).to(like.dtype)
-
-    grads = [
-        added(key, j, ds * query.index_select(0, i).to(dtype)),
-        added(value, j, of_values[..., :width]),
-        added(query, i, ds * key.index_select(0, j).to(dtype)),
-    ]
-    if edge is not None and edge_query is not None:
-        near, beside = edge_query.index_select(0, i).to(dtype), edge.to(dtype)[:, None]
-        grads.append(added(edge_query, i, ds * beside))
-        if of_edge:
-            grads.append((ds * near + of_values[..., width:]).sum(1).to(edge.dtype))
-    return tuple(grads)
+    i, operands = edge_rows(forward.indptr, forward.rows), inputs(key, value, query, edge, edge_query, of_edge)
+    edges = _edges(forward.indices, i, None if edge is None else edge.to(lse.dtype))
+    return gradients(edges, operands, i, lse, grad_out, delta, drop, forward.edge_ids)

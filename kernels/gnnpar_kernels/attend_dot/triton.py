@@ -6,20 +6,26 @@ edge, are read in the order of edges; their gradient is written once per edge.
 
 # pyright: reportArgumentType=false
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop, State
+from gnnpar_kernels.attend import triton_tiles as tiles
+from gnnpar_kernels.attend.naive import Drop, State, Where
 from gnnpar_kernels.attend.triton import STATE, fold, fold_rows
-from gnnpar_kernels.attend.triton_tiles import Dims, dot_score, padded, pointers
-from gnnpar_kernels.attend_v2.triton import KEY, NAMES, TILES, Pulls, dot_grad, ends_of, pull
+from gnnpar_kernels.attend.triton_grad import run_pull
+from gnnpar_kernels.attend_dot import naive
+from gnnpar_kernels.attend_v2.triton import KEY, NAMES, dot_grad, ends_of, pull
 from gnnpar_kernels.csr import Csr
+from gnnpar_kernels.dispatch import specified
 from gnnpar_kernels.triton_tuning import Tuned
 
-_fold = Tuned(fold, TILES, key=[*KEY, "A"], types=["x_ptr"], restores=STATE, name=NAMES[0])
-_pull = Tuned(pull, TILES, key=[*KEY, "SOURCE", "A"], types=["x_ptr"], name=NAMES[1])
+_fold = Tuned(fold, tiles.TILES, key=[*KEY, "A"], types=["x_ptr"], restores=STATE, name=NAMES[0])
+_pull = Tuned(pull, tiles.TILES, key=[*KEY, "SOURCE", "A"], types=["x_ptr"], name=NAMES[1])
 
 
+@specified(naive.attend_dot)
 def attend_dot(
     indptr: Tensor,
     indices: Tensor,
@@ -27,49 +33,40 @@ def attend_dot(
     value: Tensor,
     query: Tensor,
     *,
-    num_rows: int,
-    rows: Tensor | None = None,
-    state: State | None = None,
-    drop: Drop | None = None,
-    edge_ids: Tensor | None = None,
-    edge: Tensor | None = None,
-    edge_query: Tensor | None = None,
+    edge: Tensor | None,
+    edge_query: Tensor | None,
+    **where: Unpack[Where],
 ) -> State:
-    """See `naive.attend_dot`. A given state is updated in place."""
-    operands = {"far": key, "near": query, "edge": edge, "edge_query": edge_query, "SCORE": dot_score, "SLOPE": 0.0}
-    where = {"num_rows": num_rows, "rows": rows, "state": state, "drop": drop, "edge_ids": edge_ids}
-    return fold_rows(_fold, indptr, indices, value, **operands, **where)
+    score = {"SCORE": tiles.dot_score, "SLOPE": 0.0, "near": query, "operands": {"far": key, "edge_query": edge_query}}
+    return fold_rows(_fold, indptr, indices, value, **score, edge=edge, **where)
 
 
+@specified(naive.attend_dot_grad)
 def attend_dot_grad(
     forward: Csr,
     reverse: Csr,
     order: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    delta: Tensor,
-    *,
-    drop: Drop | None = None,
-    edge: Tensor | None = None,
-    edge_query: Tensor | None = None,
-    of_edge: bool = False,
+    *tensors: Tensor,
+    drop: Drop | None,
+    edge: Tensor | None,
+    edge_query: Tensor | None,
+    of_edge: bool,
 ) -> tuple[Tensor, ...]:
-    """See `naive.attend_dot_grad`. Only edge attributes need `order`: weights are recomputed on the source side."""
-    dims, extra = Dims.of(value), 0 if edge is None else edge.shape[1]
-    operands = pointers(x=value, key=key, y=query, a=None, edge=edge, edge_query=edge_query)
-    operands |= pointers(grad_out=grad_out, ends=ends_of(lse, delta))
-    operands |= {"SCORE": dot_score, "GRAD": dot_grad, "SLOPE": 0.0, **padded("A", extra)}
-    pulls, of_edges, grad_edge = Pulls(_pull, dims, lse.dtype, drop, **operands), {}, None
-    if edge is not None and of_edge:
-        grad_edge = torch.zeros((dims.groups, *edge.shape), dtype=lse.dtype, device=edge.device)
-        of_edges = {"edge_grad_ptr": grad_edge, "num_edges": edge.shape[0]}
-    beside = {} if edge_query is None else {"edge_sums_ptr": edge_query}
-    of_query = pulls.sums(forward, source=False, rest=of_edges, sums_ptr=query, **beside)
-    in_order = {} if edge is None else pointers(edge=edge.index_select(0, order))
-    of_source = pulls.sums(reverse, source=True, rest=in_order, sums_ptr=key, values_ptr=value)
+    key, value, query, lse, grad_out, delta = tensors  # of `order`, only edge attributes need it
+    dims, extra = tiles.Dims.of(value), 0 if edge is None else edge.shape[1]
+    how = {"dtype": lse.dtype, "wide": True, "SCORE": tiles.dot_score, "GRAD": dot_grad, "SLOPE": 0.0}
+    how |= tiles.pointers(x=value, key=key, y=query, edge_query=edge_query, grad_out=grad_out, ends=ends_of(lse, delta))
+    how |= tiles.padded("A", extra)
+    of_edges, grad_edge, likes = {"num_edges": 0}, None, {"sums_ptr": query}
+    if edge is not None and edge_query is not None:
+        likes["edge_sums_ptr"] = edge_query
+        if of_edge:
+            grad_edge = torch.zeros((dims.groups, *edge.shape), dtype=lse.dtype, device=edge.device)
+            of_edges = {"edge_grad_ptr": grad_edge, "num_edges": edge.shape[0]}
+    of_query = run_pull(_pull, forward, dims, drop, likes, SOURCE=False, **how, **of_edges, **tiles.pointers(edge=edge))
+    in_order = tiles.pointers(edge=None if edge is None else edge.index_select(0, order))
+    likes = {"sums_ptr": key, "values_ptr": value}
+    of_source = run_pull(_pull, reverse, dims, drop, likes, SOURCE=True, **how, num_edges=0, **in_order)
     grads = [g.to(value.dtype) for g in (*of_source, *of_query)]
     if edge is not None and grad_edge is not None:
         grads.append(grad_edge.sum(0).to(edge.dtype))

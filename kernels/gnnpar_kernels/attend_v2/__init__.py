@@ -9,7 +9,7 @@ E (3 F b + 8 H + 8) + N (6 F b + 8 H + 16): a gather per edge from the destinati
 
 from gnnpar_kernels.attend.naive import uninitialised_state
 from gnnpar_kernels.attend_v2 import naive
-from gnnpar_kernels.registration import operator
+from gnnpar_kernels.registration import like, operator
 
 attend_v2 = operator(
     naive.attend_v2,
@@ -17,8 +17,4 @@ attend_v2 = operator(
     fake=lambda num_rows, x, **rest: uninitialised_state(num_rows, x, False),
     updates="state",
 )
-attend_v2_grad = operator(
-    naive.attend_v2_grad,
-    __name__,
-    fake=lambda x, y, a, **rest: tuple(t.new_empty(t.shape) for t in (x, y, a)),
-)
+attend_v2_grad = operator(naive.attend_v2_grad, __name__, fake=like("x", "y", "a"))

@@ -1,38 +1,35 @@
 """GATv2 aggregation on a CPU: one head at a time, over slices of whole CSR rows with edge rows that fit the cache.
 
 The activation reads x_j + y_i, so every edge has its own row. It is gathered once per pass; other operations run in
-place, in three buffers per slice. With z = x_j + y_i, s' the slope of the activation at z, K the dropout mask:
-    ds_ij = alpha_ij (K <dO_i, x_j> - Delta_i)
+place, in three buffers per slice. With z = x_j + y_i, s' the slope of the activation at z, ds as in `walk_back`:
     dy_i  = a sum_j ds s'(z)                          forward CSR
     dx_j  = a sum_i ds s'(z) + sum_i alpha K dO_i     reverse CSR
     da    = sum_ij ds s'(z) z = sum_i <y_i, dy_i / a> + sum_j <x_j, sum_i ds s'(z)>, by column
-The weights and ds of one head, [E] each, are kept from the forward to the reverse pass.
 """
 
-from typing import NamedTuple
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from gnnpar_kernels.attend.cpu import Scores, Sums, softmax_rows
-from gnnpar_kernels.attend.cpu_edges import Dropping, Edges, csr_rows, head_table, put
-from gnnpar_kernels.attend.naive import Drop, State, empty_state
+from gnnpar_kernels.attend.cpu_edges import Add, Back, Edges, Weigh, csr_rows, fold_rows, head_table, put, walk_back
+from gnnpar_kernels.attend.naive import Drop, State, Where
+from gnnpar_kernels.attend_v2 import naive
 from gnnpar_kernels.cpu_bags import RowBlock, bag
 from gnnpar_kernels.csr import Csr, accumulate_dtype
+from gnnpar_kernels.dispatch import specified
 
 BYTES = 1 << 21  # of a buffer of edge rows of a slice
 FEWEST = 1024  # edges of a slice
 
 
 class _Slices(Edges):
-    """The slices of one CSR, and buffers for the rows of a slice's edges."""
+    """The slices of one CSR, and buffers for two rows of each of a slice's edges: z, and another."""
 
-    def __init__(
-        self, indptr: Tensor, indices: Tensor, *, width: int, dtype: torch.dtype, dropping: Dropping | None = None
-    ) -> None:
-        edges = max(BYTES // max(width * dtype.itemsize, 1), FEWEST)
-        super().__init__(indptr, indices, edges=edges, dtype=dtype, dropping=dropping)
+    def __init__(self, indptr: Tensor, indices: Tensor, dtype: torch.dtype, *, width: int, **dropping) -> None:
+        super().__init__(indptr, indices, dtype, edges=max(BYTES // max(width * dtype.itemsize, 1), FEWEST), **dropping)
         self.wide = torch.empty((2, self.size, width), dtype=dtype)
+        self.value = self.wide[0]
 
     def gather(self, block: RowBlock, table: Tensor) -> Tensor:
         """Return the row of every edge's index. Shapes: table [M, D] -> [edges, D].
@@ -43,142 +40,78 @@ class _Slices(Edges):
             return torch.index_select(table, 0, block.indices)
         return bag(table, block.indices, self.places[: block.num_edges + 1])
 
+    def both_ends(self, block: RowBlock, far: Tensor, near: Tensor) -> Tensor:
+        """Return x_j + y_i of every edge, and keep x_j as `value`. Shapes: far [M, D], near [R, D] -> [edges, D]."""
+        self.value = self.gather(block, far)
+        return self.spread(block, near, self.wide[0, : block.num_edges]).add_(self.value)
 
-def _own_slope_(z: Tensor, slope: float, one: Tensor) -> Tensor:
-    """Return the slope of the activation, written over its argument."""
-    return torch.ops.aten.leaky_relu_backward.grad_input(one, z, slope, False, grad_input=z)
 
-
+@specified(naive.attend_v2)
 def attend_v2(
-    indptr: Tensor,
-    indices: Tensor,
-    x: Tensor,
-    y: Tensor,
-    a: Tensor,
-    *,
-    slope: float,
-    num_rows: int,
-    rows: Tensor | None = None,
-    state: State | None = None,
-    drop: Drop | None = None,
-    edge_ids: Tensor | None = None,
+    indptr: Tensor, indices: Tensor, x: Tensor, y: Tensor, a: Tensor, *, slope: float, **where: Unpack[Where]
 ) -> State:
-    """See `naive.attend_v2`. A given state is updated in place."""
-    dtype, width = accumulate_dtype(x.dtype), x.shape[2]
-    dropping = Dropping(drop, edge_ids, x.shape[1])
-    slices, a = _Slices(indptr, indices, width=width, dtype=dtype, dropping=dropping), a.to(dtype)
-    if indices.shape[0] == 0:
-        return empty_state(num_rows, x, dtype, False) if state is None else state
-    near = csr_rows(y, rows)
+    dtype, (heads, width), near = accumulate_dtype(x.dtype), x.shape[1:], csr_rows(y, where["rows"])
+    dropping = {"heads": heads, "drop": where["drop"], "edge_ids": where["edge_ids"]}
+    slices, a = _Slices(indptr, indices, dtype, width=width, **dropping), a.to(dtype)
     far_rows, near_rows = (torch.empty((t.shape[0], width), dtype=dtype) for t in (x, near))
 
-    def head_of(head: int) -> tuple[Scores, Sums]:
+    def head_of(head: int) -> tuple[Weigh, Add]:
         head_table(x, head, out=far_rows)
         head_table(near, head, out=near_rows)
 
-        def scores(block: RowBlock, out: Tensor) -> Tensor:
-            value = slices.gather(block, far_rows)
-            z = slices.spread(block, near_rows, slices.wide[0, : block.num_edges]).add_(value)
-            torch.mv(torch.ops.aten.leaky_relu.out(z, slope, out=z), a[head], out=out)
-            return value
+        def weigh(block: RowBlock, m: Tensor) -> tuple[Tensor, ...]:
+            z, score = slices.both_ends(block, far_rows, near_rows), slices.numbers[0, : block.num_edges]
+            torch.mv(torch.ops.aten.leaky_relu.out(z, slope, out=z), a[head], out=score)
+            return (slices.exp_(block, score, m),)
 
-        return scores, slices.sums
+        return weigh, lambda block, weights: slices.sums(block, slices.value, weights)
 
-    num_listed = indptr.shape[0] - 1
-    return softmax_rows(slices, x, head_of, num_listed=num_listed, state=state, rows=rows, num_rows=num_rows)
+    return fold_rows(slices, x, head_of, **where)
 
 
+@specified(naive.attend_v2_grad)
 def attend_v2_grad(
-    forward: Csr,
-    reverse: Csr,
-    order: Tensor,
-    x: Tensor,
-    y: Tensor,
-    a: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    delta: Tensor,
-    *,
-    slope: float,
-    drop: Drop | None = None,
+    forward: Csr, reverse: Csr, order: Tensor, *tensors: Tensor, slope: float, drop: Drop | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `naive.attend_v2_grad`."""
-    dtype, num_heads, width = lse.dtype, *x.shape[1:]
+    x, y, a, lse, grad_out, delta = tensors
+    dtype, (heads, width) = lse.dtype, x.shape[1:]
     grad_x, grad_y, grad_a = (torch.zeros(t.shape, dtype=dtype) for t in (x, y, a))
-    num_edges = forward.indices.shape[0]
-    if num_edges > 0:
-        wide = a.to(dtype)
-        lse_row, delta_row = (csr_rows(t.to(dtype), forward.rows).t().contiguous() for t in (lse, delta))
-        dropping = Dropping(drop, forward.edge_ids, num_heads)
-        ins = _Slices(forward.indptr, forward.indices, width=width, dtype=dtype, dropping=dropping)
-        outs = _Slices(reverse.indptr, reverse.indices, width=width, dtype=dtype)
-        far, near, pulled = (torch.empty((t.shape[0], width), dtype=dtype) for t in (x, y, grad_out))
-        weights, ds = torch.empty(num_edges, dtype=dtype), torch.empty(num_edges, dtype=dtype)
-        for head in range(num_heads):
-            for table, whole in ((far, x), (near, y), (pulled, grad_out)):
-                head_table(whole, head, out=table)
-            own = csr_rows(near, forward.rows)
-            ends = _Ends(own, csr_rows(pulled, forward.rows), lse_row[head], delta_row[head])
-            rows = _by_destination(ins, far, ends, wide[head], slope, head, weights, ds)
-            put(grad_y, head, forward.rows, rows * wide[head])
-            grad_a[head] = rows.mul_(own).sum(0)
-            own = csr_rows(far, reverse.rows)
-            rows, values = _by_source(outs, near, pulled, own, slope, order, weights, ds)
-            put(grad_x, head, reverse.rows, values.addcmul_(rows, wide[head]))
-            grad_a[head] += rows.mul_(own).sum(0)
+    dropping = {"heads": heads, "drop": drop, "edge_ids": forward.edge_ids}
+    ins = _Slices(forward.indptr, forward.indices, dtype, width=width, **dropping)
+    outs = _Slices(reverse.indptr, reverse.indices, dtype, width=width)
+    far, near, pulled = (torch.empty((t.shape[0], width), dtype=dtype) for t in (x, y, grad_out))
+    wide, one = a.to(dtype), lse.new_ones(())
+
+    def own_slope_(z: Tensor) -> Tensor:
+        """Return the slope of the activation, written over its argument."""
+        return torch.ops.aten.leaky_relu_backward.grad_input(one, z, slope, False, grad_input=z)
+
+    def head_of(head: int) -> Back:
+        for table, whole in ((far, x), (near, y), (pulled, grad_out)):
+            head_table(whole, head, out=table)
+        own_near, own_pulled = csr_rows(near, forward.rows), csr_rows(pulled, forward.rows)
+        own_far = csr_rows(far, reverse.rows)
+
+        def score(block: RowBlock, out: Tensor) -> None:
+            z, other = ins.both_ends(block, far, own_near), ins.wide[1, : block.num_edges]
+            torch.mv(torch.ops.aten.leaky_relu.out(z, slope, out=other), wide[head], out=out)
+
+        def along(block: RowBlock, out: Tensor) -> None:
+            torch.sum(ins.spread(block, own_pulled, ins.wide[1, : block.num_edges]).mul_(ins.value), -1, out=out)
+
+        def by_destination(block: RowBlock, ds: Tensor, weights: Tensor) -> Tensor:
+            return ins.sums(block, own_slope_(ins.wide[0, : block.num_edges]), ds)
+
+        def by_source(block: RowBlock, ds: Tensor) -> Tensor:
+            return outs.sums(block, own_slope_(outs.both_ends(block, near, own_far)), ds)
+
+        def finish(near_sums: Tensor, far_sums: Tensor, values: Tensor) -> None:
+            put(grad_y, head, forward.rows, near_sums * wide[head])
+            put(grad_x, head, reverse.rows, values.addcmul_(far_sums, wide[head]))
+            grad_a[head] = near_sums.mul_(own_near).sum(0) + far_sums.mul_(own_far).sum(0)
+
+        return Back(score, along, by_destination, by_source, finish, pulled)
+
+    lse_row, delta_row = (csr_rows(t.to(dtype), forward.rows) for t in (lse, delta))
+    walk_back(ins, outs, order, lse_row, delta_row, (width, width), head_of)
     return grad_x.to(x.dtype), grad_y.to(y.dtype), grad_a.to(a.dtype)
-
-
-class _Ends(NamedTuple):
-    """Operands of one head by CSR row. Shapes: near, pulled [R, D], lse, delta [R]."""
-
-    near: Tensor
-    pulled: Tensor
-    lse: Tensor
-    delta: Tensor
-
-
-def _by_destination(
-    slices: _Slices,
-    far: Tensor,
-    ends: _Ends,
-    a: Tensor,
-    slope: float,
-    head: int,
-    weights: Tensor,
-    ds: Tensor,
-) -> Tensor:
-    """Return sum_j ds s'(z) [R, D]. Write alpha K and ds of every edge to `weights` and `ds`, [E]."""
-    sums, one = torch.empty_like(ends.near), far.new_ones(())
-    for block in slices.blocks:
-        edges, span = block.num_edges, slice(block.begin, block.end)
-        z, other = slices.wide[:, :edges]
-        alpha, spare = slices.numbers[:, :edges]
-        value = slices.gather(block, far)
-        slices.spread(block, ends.near, z).add_(value)
-        torch.ops.aten.leaky_relu.out(z, slope, out=other)
-        torch.mv(other, a, out=alpha).sub_(slices.spread(block, ends.lse, spare)).exp_()
-        kept, slope_of_score = weights[span], ds[span]
-        slices.drop_(block, head, kept.copy_(alpha))
-        torch.sum(slices.spread(block, ends.pulled, other).mul_(value), -1, out=slope_of_score)
-        alpha.mul_(slices.spread(block, ends.delta, spare))
-        slope_of_score.mul_(kept).sub_(alpha)
-        _own_slope_(z, slope, one)
-        sums[block.first : block.last] = slices.sums(block, z, slope_of_score)
-    return sums
-
-
-def _by_source(
-    slices: _Slices, near: Tensor, pulled: Tensor, own: Tensor, slope: float, order: Tensor, weights: Tensor, ds: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return (sum_i ds s'(z), sum_i alpha K dO_i), each [R, D]."""
-    sums, values, one = torch.empty_like(own), torch.empty_like(own), near.new_ones(())
-    for block in slices.blocks:
-        edges, places = block.num_edges, order[block.begin : block.end]
-        here = slices.numbers[0, :edges]
-        z = slices.gather(block, near).add_(slices.spread(block, own, slices.wide[0, :edges]))
-        _own_slope_(z, slope, one)
-        sums[block.first : block.last] = slices.sums(block, z, torch.index_select(ds, 0, places, out=here))
-        torch.index_select(weights, 0, places, out=here)
-        values[block.first : block.last] = bag(pulled, block.indices, block.offsets, here)
-    return sums, values

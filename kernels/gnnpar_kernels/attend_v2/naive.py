@@ -4,12 +4,23 @@ e_ij = a . leaky_relu(x_j + y_i) per head; out_i = sum_j softmax_j(e_ij) K_ij x_
 Source: Brody et al. 2022, eq. 7; running softmax as in Milakov and Gimelshein 2018.
 """
 
-import torch
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from gnnpar_kernels.attend.naive import Drop, State, dropped, empty_state, fold
+from gnnpar_kernels.attend.naive import Drop, State, empty_state, fold, gradients
 from gnnpar_kernels.csr import Csr, accumulate_dtype, edge_rows
+
+
+def _edges(j: Tensor, i: Tensor, slope: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function (x, y, a) -> (score [E, H], value [E, H, D]) of edges j -> i."""
+
+    def edges(x: Tensor, y: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        value = x.index_select(0, j)
+        return (leaky_relu(value + y.index_select(0, i), slope) * a).sum(-1), value
+
+    return edges
 
 
 def attend_v2(
@@ -31,11 +42,9 @@ def attend_v2(
     The state is as in `attend`; `attend_finish` normalises it.
     Shapes: x [M, H, D], y [N, H, D], a [H, D], edge_ids [E] -> m, l [N, H], acc [N, H, D], at least fp32.
     """
-    dtype = accumulate_dtype(x.dtype)
-    state = empty_state(num_rows, x, dtype, False) if state is None else state
-    i = edge_rows(indptr, rows)
-    value = x.index_select(0, indices).to(dtype)
-    score = (leaky_relu(value + y.index_select(0, i).to(dtype), slope) * a.to(dtype)).sum(-1)
+    i, dtype = edge_rows(indptr, rows), accumulate_dtype(x.dtype)
+    state = empty_state(num_rows, x) if state is None else state
+    score, value = _edges(indices, i, slope)(x.to(dtype), y.to(dtype), a.to(dtype))
     return fold(state, i, score, value, drop, edge_ids)
 
 
@@ -59,15 +68,7 @@ def attend_v2_grad(
     grad_out.
     Shapes: order [E], lse, delta [N, H], grad_out [N, H, D] -> grad_x [M, H, D], grad_y [N, H, D], grad_a [H, D].
     """
-    dtype = lse.dtype
-    i, j = edge_rows(forward.indptr, forward.rows), forward.indices
-    value, pulled = x.index_select(0, j).to(dtype), grad_out.index_select(0, i).to(dtype)
-    raw = value + y.index_select(0, i).to(dtype)
-    activated, wide = leaky_relu(raw, slope), a.to(dtype)
-    alpha = torch.exp((activated * wide).sum(-1) - lse.index_select(0, i))
-    kept = dropped(alpha, drop, forward.edge_ids)
-    ds = (kept * (pulled * value).sum(-1) - alpha * delta.to(dtype).index_select(0, i))[..., None]
-    of_score = ds * wide * torch.full_like(raw, slope).masked_fill_(raw > 0, 1.0)
-    grad_x = of_score.new_zeros(x.shape).index_add_(0, j, kept[..., None] * pulled + of_score)
-    grad_y = of_score.new_zeros(y.shape).index_add_(0, i, of_score)
-    return grad_x.to(x.dtype), grad_y.to(y.dtype), (ds * activated).sum(0).to(a.dtype)
+    i = edge_rows(forward.indptr, forward.rows)
+    edges = _edges(forward.indices, i, slope)
+    grad_x, grad_y, grad_a = gradients(edges, (x, y, a), i, lse, grad_out, delta, drop, forward.edge_ids)
+    return grad_x, grad_y, grad_a

@@ -11,31 +11,21 @@ dropout mask, ds_ij = alpha_ij (K <dO_i, x_j> - Delta_i):
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false, reportOperatorIssue=false
 
+from typing import Unpack
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnpar_kernels.attend.naive import Drop, State
+from gnnpar_kernels.attend import triton_tiles as tiles
+from gnnpar_kernels.attend.naive import Drop, State, Where
 from gnnpar_kernels.attend.triton import STATE, fold, fold_rows
 from gnnpar_kernels.attend.triton_grad import run_pull
-from gnnpar_kernels.attend.triton_tiles import (
-    RUNTIME,
-    Dims,
-    dropped,
-    dropping,
-    edges_per_step,
-    padded,
-    pointers,
-    rows_per_program,
-    span,
-    tile_width,
-    weighed_score,
-)
+from gnnpar_kernels.attend_v2 import naive
 from gnnpar_kernels.csr import Csr
-from gnnpar_kernels.triton_tuning import Tuned, configs
-
-TILES = configs({"TILE": 256}, {"TILE": 512})  # elements gathered by a warp at once: rows of both ends are held
+from gnnpar_kernels.dispatch import specified
+from gnnpar_kernels.triton_tuning import Tuned
 
 
 @triton.jit
@@ -53,7 +43,7 @@ def dot_grad(far, near, ds, SLOPE: tl.constexpr, SOURCE: tl.constexpr):
         return ds * far
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=tiles.RUNTIME)
 def pull(
     row_ptr,
     begin_ptr,
@@ -101,10 +91,10 @@ def pull(
     [rows, H, D], edge [E, A] in this CSR's order, edge_query [N, H, A], edge_sums [N, H, A], edge_grad
     [groups of heads, E, A].
     """
-    B: tl.constexpr = edges_per_step(TILE, tile_width(D, HG, DP), BOUND)
-    R: tl.constexpr = rows_per_program(TILE, tile_width(D, HG, DP), BOUND)
+    B: tl.constexpr = tiles.edges_per_step(TILE, tiles.tile_width(D, HG, DP), BOUND)
+    R: tl.constexpr = tiles.rows_per_program(TILE, tiles.tile_width(D, HG, DP), BOUND)
     dtype: tl.constexpr = ends_ptr.dtype.element_ty
-    piece, row, begin, end = span(row_ptr, begin_ptr, end_ptr, first, last, R, BOUND)
+    piece, row, begin, end = tiles.span(row_ptr, begin_ptr, end_ptr, first, last, R, BOUND)
     name = (row.to(tl.int64) if rows_ptr is None else tl.load(rows_ptr + row))[:, None, None, None]
     head = (tl.program_id(1) * HG + tl.arange(0, HG))[None, None, :, None]
     column = tl.arange(0, DP)[None, None, None, :]
@@ -164,7 +154,7 @@ def pull(
             edge_row = tl.load(edge_ptr + at_edge, mask=row_mask, other=0.0).to(dtype)
             score += tl.sum(edge_row * edge_near, 3, keep_dims=True)
         alpha = tl.exp(tl.where(mask, score - lse, float("-inf")))
-        kept = dropped(alpha, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
+        kept = tiles.dropped(alpha, ids_ptr, edge, valid, head, k0, k1, k2, limit, SCALE)
         along = tl.sum(pulled * value, 3, keep_dims=True)
         if edge_ptr is not None:
             along += tl.sum(edge_row * edge_pulled, 3, keep_dims=True)
@@ -192,25 +182,8 @@ def pull(
 
 KEY = ["H", "D", "BOUND", "SPLIT"]
 NAMES = ("attend_v2.triton._fold", "attend_v2.triton._pull")  # in tables of tiles
-_fold = Tuned(fold, TILES, key=KEY, types=["x_ptr"], restores=STATE, name=NAMES[0])
-_pull = Tuned(pull, TILES, key=[*KEY, "SOURCE"], types=["x_ptr"], name=NAMES[1])
-
-
-class Pulls:
-    """Gradients of one block from either side. `arguments`: operands of the kernel by name, and SCORE, GRAD, SLOPE."""
-
-    def __init__(self, kernel: Tuned, dims: Dims, dtype: torch.dtype, drop: Drop | None, **arguments: object) -> None:
-        self.kernel, self.dims, self.dtype, self.drop, self.arguments = kernel, dims, dtype, drop, arguments
-
-    def sums(self, csr: Csr, *, source: bool, rest: dict[str, object], **likes: Tensor) -> list[Tensor]:
-        """Return sums over the edges of each row, at least fp32. likes: kernel argument -> tensor of its shape."""
-        made = torch.empty if csr.rows is None else torch.zeros
-        whole = {name: made(like.shape, dtype=self.dtype, device=like.device) for name, like in likes.items()}
-        absent = {f"{name}_ptr": None for name in ("values", "edge_sums", "edge_grad")} | {"num_edges": 0}
-        given = absent | self.arguments | rest | pointers(indices=csr.indices) | dropping(self.drop, csr.edge_ids)
-        given = {name: each for name, each in given.items() if name not in whole} | {"SOURCE": source}
-        run_pull(self.kernel, csr.indptr.contiguous(), csr.rows, self.dims, whole, dtype=self.dtype, **given)
-        return list(whole.values())
+_fold = Tuned(fold, tiles.TILES, key=KEY, types=["x_ptr"], restores=STATE, name=NAMES[0])
+_pull = Tuned(pull, tiles.TILES, key=[*KEY, "SOURCE"], types=["x_ptr"], name=NAMES[1])
 
 
 def ends_of(lse: Tensor, delta: Tensor) -> Tensor:
@@ -218,48 +191,25 @@ def ends_of(lse: Tensor, delta: Tensor) -> Tensor:
     return torch.stack([lse, delta.to(lse.dtype)], 1)
 
 
+@specified(naive.attend_v2)
 def attend_v2(
-    indptr: Tensor,
-    indices: Tensor,
-    x: Tensor,
-    y: Tensor,
-    a: Tensor,
-    *,
-    slope: float,
-    num_rows: int,
-    rows: Tensor | None = None,
-    state: State | None = None,
-    drop: Drop | None = None,
-    edge_ids: Tensor | None = None,
+    indptr: Tensor, indices: Tensor, x: Tensor, y: Tensor, a: Tensor, *, slope: float, **where: Unpack[Where]
 ) -> State:
-    """See `naive.attend_v2`. A given state is updated in place."""
-    operands = {"far": None, "near": y, "a": a, "SCORE": weighed_score, "SLOPE": slope}
-    where = {"num_rows": num_rows, "rows": rows, "state": state, "drop": drop, "edge_ids": edge_ids}
-    return fold_rows(_fold, indptr, indices, x, **operands, **where)
+    score = {"SCORE": tiles.weighed_score, "SLOPE": slope, "near": y, "operands": {"a": a}}
+    return fold_rows(_fold, indptr, indices, x, **score, **where)
 
 
+@specified(naive.attend_v2_grad)
 def attend_v2_grad(
-    forward: Csr,
-    reverse: Csr,
-    order: Tensor,
-    x: Tensor,
-    y: Tensor,
-    a: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    delta: Tensor,
-    *,
-    slope: float,
-    drop: Drop | None = None,
+    forward: Csr, reverse: Csr, order: Tensor, *tensors: Tensor, slope: float, drop: Drop | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `naive.attend_v2_grad`. `order` is not read: weights are recomputed on the source side."""
-    operands = pointers(
-        x=x, key=None, y=y, a=a, edge=None, edge_query=None, grad_out=grad_out, ends=ends_of(lse, delta)
-    )
-    operands |= {"SCORE": weighed_score, "GRAD": weighed_grad, "SLOPE": slope, **padded("A", 0)}
-    pulls, wide = Pulls(_pull, Dims.of(x), lse.dtype, drop, **operands), a.to(lse.dtype)
-    (by_destination,) = pulls.sums(forward, source=False, rest={}, sums_ptr=y)
-    by_source, values = pulls.sums(reverse, source=True, rest={}, sums_ptr=x, values_ptr=x)
+    x, y, a, lse, grad_out, delta = tensors  # `order` is not read: weights are recomputed on the source side
+    how = {"dtype": lse.dtype, "wide": True, "SCORE": tiles.weighed_score, "GRAD": weighed_grad, "SLOPE": slope}
+    how |= tiles.pointers(x=x, y=y, a=a, grad_out=grad_out, ends=ends_of(lse, delta))
+    how |= {"num_edges": 0, **tiles.padded("A", 0)}
+    dims, factor = tiles.Dims.of(x), a.to(lse.dtype)
+    (by_destination,) = run_pull(_pull, forward, dims, drop, {"sums_ptr": y}, SOURCE=False, **how)
+    by_source, values = run_pull(_pull, reverse, dims, drop, {"sums_ptr": x, "values_ptr": x}, SOURCE=True, **how)
     grad_a = (by_destination * y).sum(0) + (by_source * x).sum(0)
-    grad_x, grad_y = values.addcmul_(by_source, wide), by_destination.mul_(wide)
+    grad_x, grad_y = values.addcmul_(by_source, factor), by_destination.mul_(factor)
     return grad_x.to(x.dtype), grad_y.to(y.dtype), grad_a.to(a.dtype)

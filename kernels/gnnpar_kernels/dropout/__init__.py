@@ -7,12 +7,12 @@ Floor of rows of F entries of b bytes: n (2 F b + 8) bytes; only `keep_mask` wri
 import torch
 
 from gnnpar_kernels.dropout import naive
-from gnnpar_kernels.registration import operator
+from gnnpar_kernels.registration import like, operator
 
-dropout = operator(naive.dropout, __name__, fake=lambda x, **rest: x.new_empty(x.shape))
+dropout = operator(naive.dropout, __name__, fake=like("x"))
 keep_mask = operator(
     naive.keep_mask,
     __name__,
     fake=lambda ids, width, **rest: ids.new_empty((ids.shape[0], width), dtype=torch.bool),
 )
-apply_mask = operator(naive.apply_mask, __name__, fake=lambda x, **rest: x.new_empty(x.shape))
+apply_mask = operator(naive.apply_mask, __name__, fake=like("x"))

@@ -23,7 +23,7 @@ def _scatter_add_rows_(out: Tensor, index: Tensor, x: Tensor) -> None:
     body_of("scatter_add_rows_", out.device)(out, index, x)
 
 
-@public
+@public(naive.scatter_add_rows_, __name__)
 def scatter_add_rows_(out: Tensor, index: Tensor, x: Tensor) -> Tensor:
     _scatter_add_rows_(out, index, x)
     return out

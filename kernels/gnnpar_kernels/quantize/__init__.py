@@ -5,51 +5,32 @@ Shapes: x [N, D], index [n] -> [total] uint8 in the format of `wire`, and back t
 Floor: n (D b + row_nbytes) bytes each way, and 8 n for the ids; one launch serves all peers and codes on a GPU.
 """
 
-import torch
+from typing import Unpack
+
 from torch import Tensor
 
 from gnnpar_kernels import wire
 from gnnpar_kernels.dispatch import body_of
+from gnnpar_kernels.quantize import naive
 from gnnpar_kernels.registration import define, public, signed_key
-from gnnpar_kernels.wire import Codes
+from gnnpar_kernels.wire import Codes, Decoding, Encoding
 
 
 @define(
     "quantize_rows_(Tensor x, Tensor? index, int code, Tensor? bits, Tensor? offsets, Tensor ids, SymInt key, "
     "int block, Tensor(a!) out) -> ()"
 )
-def _quantize_rows_(
-    x: Tensor,
-    index: Tensor | None,
-    code: int,
-    bits: Tensor | None,
-    offsets: Tensor | None,
-    ids: Tensor,
-    key: int,
-    block: int,
-    out: Tensor,
-) -> None:
+def _quantize_rows_(x, index, code, bits, offsets, ids, key, block, out) -> None:
     codes = code if bits is None else bits
     body_of("quantize_rows", x.device)(x, index, codes, offsets, ids=ids, key=key, block=block, out=out)
 
 
-@public
+@public(naive.quantize_rows, __name__)
 def quantize_rows(
-    x: Tensor,
-    index: Tensor | None,
-    bits: Codes,
-    offsets: Tensor | None = None,
-    *,
-    ids: Tensor,
-    key: int,
-    block: int = 0,
-    out: Tensor | None = None,
+    x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None = None, *, key: int, **how: Unpack[Encoding]
 ) -> Tensor:
-    wire.check_quantize(x, index, bits, offsets, ids, block, out)
-    if out is None:
-        nbytes = wire.buffer_nbytes(ids.shape[0], x.shape[1], bits, offsets, block)
-        out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
-    _quantize_rows_(x, index, *_code_or_codes(bits), offsets, ids, signed_key(key), block, out)
+    out = wire.encoded(x, index, bits, offsets, **how)
+    _quantize_rows_(x, index, *_code_or_codes(bits), offsets, how["ids"], signed_key(key), how["block"], out)
     return out
 
 
@@ -57,39 +38,17 @@ def quantize_rows(
     "dequantize_rows_(Tensor buffer, int code, Tensor? bits, Tensor? offsets, int width, int block, Tensor? index, "
     "Tensor(a!) out, bool add) -> ()"
 )
-def _dequantize_rows_(
-    buffer: Tensor,
-    code: int,
-    bits: Tensor | None,
-    offsets: Tensor | None,
-    width: int,
-    block: int,
-    index: Tensor | None,
-    out: Tensor,
-    add: bool,
-) -> None:
+def _dequantize_rows_(buffer, code, bits, offsets, width, block, index, out, add) -> None:
     codes = code if bits is None else bits
     body = body_of("dequantize_rows", out.device)
     body(buffer, codes, offsets, width=width, block=block, index=index, out=out, add=add)
 
 
-@public
-def dequantize_rows(
-    buffer: Tensor,
-    bits: Codes,
-    offsets: Tensor | None = None,
-    *,
-    width: int,
-    block: int = 0,
-    index: Tensor | None = None,
-    out: Tensor | None = None,
-    add: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
-    if out is None:
-        out = torch.empty((num_rows, width), dtype=dtype, device=buffer.device)
-    _dequantize_rows_(buffer, *_code_or_codes(bits), offsets, width, block, index, out, add)
+@public(naive.dequantize_rows, __name__)
+def dequantize_rows(buffer: Tensor, bits: Codes, offsets: Tensor | None = None, **how: Unpack[Decoding]) -> Tensor:
+    _, out = wire.decoded(buffer, bits, offsets, **how)
+    place = (how["width"], how["block"], how["index"])
+    _dequantize_rows_(buffer, *_code_or_codes(bits), offsets, *place, out, how["add"])
     return out
 
 

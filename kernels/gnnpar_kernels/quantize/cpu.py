@@ -1,15 +1,17 @@
 """Encode and decode rows in int32 arithmetic, rows of one code at a time in blocks that fit the cache."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from gnnpar_kernels import wire
 from gnnpar_kernels.cpu_hashing import column_hash, entry_hash, row_hash, word
+from gnnpar_kernels.dispatch import specified
+from gnnpar_kernels.quantize import naive
 from gnnpar_kernels.quantize.naive import from_e4m3, ranges
-from gnnpar_kernels.wire import BF16, FP8, FP32, NAN, Codes
+from gnnpar_kernels.wire import BF16, FP8, FP32, NAN, Codes, Decoding, Encoding
 
 BLOCK = 1 << 18  # entries to gather and compute ranges of at once: on short tensors, calls cost most
 NOISE_BLOCK = 1 << 16  # entries that fit the cache together with their noise
@@ -43,23 +45,12 @@ class _Space(NamedTuple):
         return _Space(torch.empty(min(num_rows, _rows_of(BLOCK, width)), padded), noise, torch.empty_like(noise))
 
 
+@specified(naive.quantize_rows)
 def quantize_rows(
-    x: Tensor,
-    index: Tensor | None,
-    bits: Codes,
-    offsets: Tensor | None = None,
-    *,
-    ids: Tensor,
-    key: int,
-    block: int = 0,
-    out: Tensor | None = None,
+    x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None = None, *, key: int, **how: Unpack[Encoding]
 ) -> Tensor:
-    """See `naive.quantize_rows`."""
-    wire.check_quantize(x, index, bits, offsets, ids, block, out)
+    buffer, ids, block = wire.encoded(x, index, bits, offsets, **how), how["ids"], how["block"]
     num_rows, width = ids.shape[0], x.shape[1]
-    buffer = out
-    if buffer is None:
-        buffer = torch.empty(wire.buffer_nbytes(num_rows, width, bits, offsets, block), dtype=torch.uint8)
     hashes, columns, space = row_hash(ids, key=key), column_hash(width, key=key), _Space.of(num_rows, width, block)
     for code, part, words, place in _blocks(buffer, bits, offsets, num_rows, width, block):
         rows = hashes[part]
@@ -72,26 +63,15 @@ def quantize_rows(
     return buffer
 
 
-def dequantize_rows(
-    buffer: Tensor,
-    bits: Codes,
-    offsets: Tensor | None = None,
-    *,
-    width: int,
-    block: int = 0,
-    index: Tensor | None = None,
-    out: Tensor | None = None,
-    add: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """See `naive.dequantize_rows`."""
-    num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
-    result = torch.empty((num_rows, width), dtype=dtype) if out is None else out
+@specified(naive.dequantize_rows)
+def dequantize_rows(buffer: Tensor, bits: Codes, offsets: Tensor | None = None, **how: Unpack[Decoding]) -> Tensor:
+    num_rows, result = wire.decoded(buffer, bits, offsets, **how)
+    width, block, index = how["width"], how["block"], how["index"]
     space = _Space.of(num_rows, width, block)
     for code, part, words, place in _blocks(buffer, bits, offsets, num_rows, width, block):
         inside = words[place]
         rows = _decode(inside, code, width, block, space.numbers[: len(inside)])
-        _put(result, part if index is None else index[part], rows, add=add)
+        _put(result, part if index is None else index[part], rows, add=how["add"])
     return result
 
 

@@ -48,14 +48,9 @@ def quantize_rows(
 
     Shapes: x [N, D], index [n], bits [n] integer, offsets [n + 1] int64, ids [n] int64 -> [total] uint8.
     """
-    wire.check_quantize(x, index, bits, offsets, ids, block, out)
+    buffer = wire.encoded(x, index, bits, offsets, ids=ids, block=block, out=out)
     rows = (x if index is None else x.index_select(0, index)).to(torch.float32)
-    (num_rows, width), buffer = rows.shape, out
-    if buffer is None:
-        nbytes = wire.buffer_nbytes(num_rows, width, bits, offsets, block)
-        buffer = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
-    if rows.numel() == 0:
-        return buffer
+    num_rows, width = rows.shape
     for code, chosen, place in _classes(bits, offsets, num_rows, width, block, x.device):
         random = random_bits(ids[chosen], width, key=key)
         buffer[place] = _encode(rows[chosen], random, code, block)
@@ -77,13 +72,11 @@ def dequantize_rows(
     """Return the rows of a buffer as a new tensor of `dtype`, or write them (add: add them) to rows `index` of out;
     `index` is unique. Shapes: buffer [total] uint8, bits [n] integer, offsets [n + 1] int64, index [n], out [N, width]
     -> [n, width] or out."""
-    num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
+    how = {"width": width, "block": block, "index": index, "out": out, "add": add, "dtype": dtype}
+    num_rows, out = wire.decoded(buffer, bits, offsets, **how)
     rows = torch.empty((num_rows, width), dtype=torch.float32, device=buffer.device)
-    if rows.numel():
-        for code, chosen, place in _classes(bits, offsets, num_rows, width, block, buffer.device):
-            rows[chosen] = _decode(buffer[place], code, width, block)
-    if out is None:
-        return rows.to(dtype)
+    for code, chosen, place in _classes(bits, offsets, num_rows, width, block, buffer.device):
+        rows[chosen] = _decode(buffer[place], code, width, block)
     where = torch.arange(num_rows, device=out.device) if index is None else index.to(torch.int64)
     if add:
         rows = out[where].to(torch.promote_types(out.dtype, torch.float32)) + rows
@@ -93,6 +86,8 @@ def dequantize_rows(
 
 def _classes(bits: Codes, offsets: Tensor | None, num_rows: int, width: int, block: int, device: torch.device):
     """Yield each code, its rows [m], and the places [m, nbytes] of their bytes."""
+    if width == 0:
+        return
     if isinstance(bits, int):
         offsets = torch.arange(num_rows, device=device) * wire.row_nbytes(width, bits, block=block)
         bits = torch.full((num_rows,), bits, device=device)

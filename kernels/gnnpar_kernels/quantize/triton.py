@@ -7,15 +7,18 @@ Codes per row cost a packing pass for every field width in a program, so rows so
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportAssignmentType=false
 
+from typing import Unpack
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gnnpar_kernels import wire
-from gnnpar_kernels.hashing import key_words, signed
-from gnnpar_kernels.triton_hashing import column_hash, entry_hash, row_hash
-from gnnpar_kernels.wire import Codes
+from gnnpar_kernels.dispatch import specified
+from gnnpar_kernels.quantize import naive
+from gnnpar_kernels.triton_hashing import column_hash, entry_hash, key_arguments, row_hash
+from gnnpar_kernels.wire import Codes, Decoding, Encoding
 
 MIXED = 0  # value of CODE if codes are read per row
 ENTRIES = 512  # of a program, one warp
@@ -332,87 +335,40 @@ def _tile(width: int, bits: Codes, block: int) -> dict[str, int]:
     code = bits if isinstance(bits, int) else MIXED
     unit = min(block or width, width)
     columns = min(WIDEST, max(32, triton.next_power_of_2(unit)))
-    pitch = wire.row_nbytes(width, code, block=block) // 4 if code else 0
-    blocks = wire.num_blocks(width, block)
-    return {
-        "W": width,
-        "CODE": code,
-        "BLOCKS": blocks,
-        "UNIT": unit,
-        "PITCH": pitch,
-        "R": max(1, ENTRIES // columns),
-        "BW": columns,
-    }
+    row = {"BLOCKS": wire.num_blocks(width, block), "UNIT": unit, "R": max(1, ENTRIES // columns), "BW": columns}
+    return {"W": width, "CODE": code, "PITCH": wire.row_nbytes(width, code, block=block) // 4 if code else 0, **row}
 
 
-def _pointers(bits: Codes, offsets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    if isinstance(bits, int) or offsets is None:
-        return None, None
-    return bits.contiguous(), offsets.contiguous()
+def _pointers(index: Tensor | None, bits: Codes, offsets: Tensor | None) -> dict[str, Tensor | None]:
+    codes = (None, None) if isinstance(bits, int) else (bits, offsets)
+    given = zip(("index", "bits", "offsets"), (index, *codes), strict=True)
+    return {name: None if t is None else t.contiguous() for name, t in given}
 
 
+@specified(naive.quantize_rows)
 def quantize_rows(
-    x: Tensor,
-    index: Tensor | None,
-    bits: Codes,
-    offsets: Tensor | None = None,
-    *,
-    ids: Tensor,
-    key: int,
-    block: int = 0,
-    out: Tensor | None = None,
+    x: Tensor, index: Tensor | None, bits: Codes, offsets: Tensor | None = None, *, key: int, **how: Unpack[Encoding]
 ) -> Tensor:
-    """See `naive.quantize_rows`."""
-    wire.check_quantize(x, index, bits, offsets, ids, block, out)
-    num_rows, width = ids.shape[0], x.shape[1]
-    if out is None:
-        nbytes = wire.buffer_nbytes(num_rows, width, bits, offsets, block)
-        out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
-    if num_rows == 0 or width == 0:
-        return out
-    tile, words = _tile(width, bits, block), (signed(word) for word in key_words(key))
-    units = num_rows * tile["BLOCKS"]
-    _quantize_kernel[(triton.cdiv(units, tile["R"]),)](
-        x.contiguous(),
-        None if index is None else index.contiguous(),
-        ids.contiguous(),
-        *_pointers(bits, offsets),
-        out.view(torch.int32),
-        units,
-        *words,
-        **tile,
-        num_warps=1,
-    )
+    out, ids = wire.encoded(x, index, bits, offsets, **how), how["ids"]
+    if ids.shape[0] > 0 and x.shape[1] > 0:
+        tile = _tile(x.shape[1], bits, how["block"])
+        units = ids.shape[0] * tile["BLOCKS"]
+        given = {**_pointers(index, bits, offsets), **key_arguments(key), **tile, "num_units": units}
+        _quantize_kernel[(triton.cdiv(units, tile["R"]),)](
+            x=x.contiguous(), ids=ids.contiguous(), words=out.view(torch.int32), **given, num_warps=1
+        )
     return out
 
 
-def dequantize_rows(
-    buffer: Tensor,
-    bits: Codes,
-    offsets: Tensor | None = None,
-    *,
-    width: int,
-    block: int = 0,
-    index: Tensor | None = None,
-    out: Tensor | None = None,
-    add: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """See `naive.dequantize_rows`."""
-    num_rows = wire.received_rows(buffer, bits, offsets, width=width, block=block, index=index, out=out, add=add)
-    result = torch.empty((num_rows, width), dtype=dtype, device=buffer.device) if out is None else out
-    if num_rows == 0 or width == 0:
-        return result
-    tile, rows = _tile(width, bits, block), result.contiguous()
-    units = num_rows * tile["BLOCKS"]
-    _dequantize_kernel[(triton.cdiv(units, tile["R"]),)](
-        buffer.view(torch.int32),
-        None if index is None else index.contiguous(),
-        *_pointers(bits, offsets),
-        rows,
-        units,
-        **tile,
-        ADD=add,
-        num_warps=1,
-    )
+@specified(naive.dequantize_rows)
+def dequantize_rows(buffer: Tensor, bits: Codes, offsets: Tensor | None = None, **how: Unpack[Decoding]) -> Tensor:
+    num_rows, result = wire.decoded(buffer, bits, offsets, **how)
+    rows = result.contiguous()
+    if num_rows > 0 and how["width"] > 0:
+        tile = _tile(how["width"], bits, how["block"])
+        units = num_rows * tile["BLOCKS"]
+        given = {**_pointers(how["index"], bits, offsets), **tile, "ADD": how["add"], "num_units": units}
+        _dequantize_kernel[(triton.cdiv(units, tile["R"]),)](
+            words=buffer.view(torch.int32), out=rows, **given, num_warps=1
+        )
     return result if rows is result else result.copy_(rows)
