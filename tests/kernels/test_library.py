@@ -148,7 +148,7 @@ def test_words_of_a_key_are_int32():
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_masks_and_dropout(body, key):
+def test_masks_with_a_tensor_as_key_are_those_of_the_number(body, key):
     ids, x, words = torch.randint(-(2**63), 2**63 - 1, (100,)), torch.randn(100, 37), key_tensor(key)[0]
     assert torch.equal(body.keep_mask(ids, 37, p=0.4, key=words), body.keep_mask(ids, 37, p=0.4, key=key))
     assert torch.equal(body.dropout(x, ids, p=0.4, key=words), body.dropout(x, ids, p=0.4, key=key))
@@ -164,7 +164,7 @@ def test_another_key_in_the_same_place_is_another_mask(body):
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize(("kind", "more"), [(GAT, {}), (GAT, {"branch": True}), (V2, {}), (DOT, {})], ids=str)
-def test_attention(body, kit, kind, more):
+def test_attention_with_a_tensor_as_key_has_the_bits_of_the_number(body, kit, kind, more):
     graph = kit.degree_graph()
     operands, grad_out = inputs(kind, graph, 2, 8, dtype=torch.float32)
     by_number, by_tensor = (
