@@ -8,7 +8,7 @@ from torch_geometric.nn import conv
 from conformance.all_convolutions import BEGIN, END, PAGE, SAMPLE, VARIANTS, verdicts
 from conformance.plain_loop import STRATEGIES
 
-TYPED = {"HGTConv", "HeteroConv", "HANConv"}  # of dictionaries by type: test_pyg_hetero.py
+TYPED = {"HGTConv", "HeteroConv", "HANConv"}  # of dictionaries by type: test_pyg_models.py
 NONE = {"MessagePassing", "CuGraphSAGEConv", "CuGraphGATConv", "CuGraphRGCNConv", "FusedGATConv", "WLConv"}
 REFUSED = {"HypergraphConv(8, 8, bias=False); w"}  # weights of hyperedges are no rows of edges
 QUICK = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from itertools import product
 
@@ -32,15 +31,9 @@ from gnnpar.partition.shard import Shard
 from gnnpar.planner.extract import record
 from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.work import Work
-from gnnpar.verify.conformance import (
-    Outcome,
-    make_job,
-    merge_ranks,
-    relative_error,
-    small_graph,
-    train_in_threads,
-)
+from gnnpar.verify.conformance import check, make_job, merge_ranks, small_graph, train_in_threads
 from graphs import with_edge_data, with_weights
+from outcomes import assert_equal, assert_passed, assert_same_bits
 
 SMALL = ("model.hidden=8",)
 DATA = {
@@ -59,22 +52,12 @@ def model_of(name: str) -> ModelSource:
     return configured("model", name, *SMALL, *dropout)
 
 
-def differ(one: Outcome, other: Outcome) -> float:
-    """The worst relative difference of losses, gradients and logits."""
-    gradients = zip(one.gradients, other.gradients, strict=True)
-    scale = max(float(g.norm()) for each in other.gradients for g in each.values())
-    worst = max(float((mine[k] - g).norm()) / scale for mine, theirs in gradients for k, g in theirs.items())
-    losses = max(abs(a - b) / abs(b) for a, b in zip(one.losses, other.losses, strict=True))
-    return max(worst, losses, float(relative_error(one.logits, other.logits)))
-
-
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(("model", "overlap"), product(MODELS, ["edges", "none", "central_marginal"]))
 def test_every_model_equals_the_single_device(model: str, overlap: Overlap) -> None:
     data, config = DATA.get(model, small_graph()), model_of(model)
-    alone = train_in_threads(Single(), config, data, world=1)
-    for world in {*WORLDS} - {1} | {4}:
-        assert differ(train_in_threads(replace(COVER, overlap=overlap), config, data, world=world), alone) < 1e-9
+    strategy, worlds = replace(COVER, overlap=overlap), sorted({*WORLDS} - {1} | {4})
+    assert_passed(check(strategy, {model: config}, worlds=worlds, dataset=data, as_it_is=True))
 
 
 @pytest.mark.quick(3)
@@ -95,21 +78,11 @@ def test_bytes_equal_the_formula_and_are_fewer(model: str, codec: CodecConfig, d
     assert forward + backward <= sum(rows)
 
 
-def test_rows_may_stand_in_any_order() -> None:
-    for model in ("gcn", "sage_max", "gat"):
-        job = make_job(COVER, model_of(model), small_graph(), world=3)
-        given, ordered = (
-            merge_ranks(each, ThreadWorld(3).run(each)) for each in (job, replace(job, row_order="metis"))
-        )
-        assert differ(ordered, given) < 1e-9
-        assert ordered.traffic == given.traffic
-
-
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
 def test_a_cached_first_layer_keeps_what_arrived(model: str) -> None:
     alone = train_in_threads(Single(), model_of(model), small_graph(), world=1)
     cached = train_in_threads(COVER, model_of(model), small_graph(), world=3, first_layer="cached")
-    assert differ(cached, alone) < 1e-9
+    assert_equal(cached, alone)
     assert cached.traffic[1]["forward"] < cached.traffic[0]["forward"]
 
 
@@ -132,7 +105,7 @@ def test_late_sums_are_sums_of_late_rows(strategy: PipeGCN | Digest) -> None:
         covered = train_in_threads(
             replace(strategy, halo="cover"), model_of(model), small_graph(), world=3, epochs=epochs
         )
-        assert differ(covered, kept) < 1e-9
+        assert_equal(covered, kept)
         if model == "gcn":
             assert covered.traffic[0]["forward"] < kept.traffic[0]["forward"]
         elif not isinstance(strategy, PipeGCN) or strategy.staleness:
@@ -217,12 +190,8 @@ def test_quantized_partial_rows_are_right_on_average() -> None:
 
 
 def test_a_run_repeats_to_the_bit() -> None:
-    first, again = (
-        train_in_threads(replace(COVER, codec=codec), model_of("gat"), small_graph(), world=3)
-        for codec in itertools.repeat(Uniform(bits=4), 2)
-    )
-    assert first.losses == again.losses
-    assert torch.equal(first.logits, again.logits)
+    strategy, config = replace(COVER, codec=Uniform(bits=4)), model_of("gat")
+    assert_same_bits(*(train_in_threads(strategy, config, small_graph(), world=3) for _ in range(2)))
 
 
 @pytest.mark.parametrize("strategy", [GraphParallel, PipeGCN, Digest])

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.nn.functional import one_hot
 from torch_geometric.data import Data
-from torch_geometric.nn import models
 
 import gnnpar
 import pyg_nets
@@ -38,7 +36,7 @@ from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.training.result.export import export
-from gnnpar.verify.conformance import check, make_job, relative_error, small_graph, train_in_threads
+from gnnpar.verify.conformance import check, make_job, small_graph, train_in_threads
 from graphs import with_edge_data, with_weights
 from outcomes import assert_equals_autograd, assert_passed, assert_shards_train_alike, refused
 
@@ -134,29 +132,6 @@ def test_bytes_are_those_without_edge_data(model: str) -> None:
     assert (halo[0]["forward"], halo[0]["backward"]) == (halo[1]["forward"], halo[1]["backward"])
 
 
-def test_the_single_device_equals_pyg() -> None:
-    """Losses of two steps of SGD, without dropout, and the logits after them."""
-    config, weight = GCN(hidden=8, dropout=0.0), DATA.edges.weight
-    assert weight is not None
-    ours = train_in_threads(Single(), config, DATA, world=1)
-    theirs = models.GCN(6, 8, 2, 3, add_self_loops=False).double()
-    for conv, layer in zip(theirs.convs, config.build(6, 3, seed=3).layers, strict=True):
-        own = layer.get_submodule("conv").state_dict()
-        conv.load_state_dict({"bias": own["bias"], "lin.weight": own["weight"]})
-    optimizer, losses = torch.optim.SGD(theirs.parameters(), lr=0.1), []
-    for _ in range(2):
-        optimizer.zero_grad()
-        logits = theirs(DATA.x.double(), DATA.edge_index, weight.double())
-        loss = F.cross_entropy(logits[DATA.train_mask], DATA.y[DATA.train_mask])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert ours.losses == pytest.approx(losses, rel=1e-12)
-    assert relative_error(ours.logits, theirs(DATA.x.double(), DATA.edge_index, weight.double()).detach()) < 1e-12
-    bare = train_in_threads(Single(), config, small_graph(), world=1)
-    assert abs(bare.losses[0] - losses[0]) > 1e-3, "the weights count"
-
-
 @pytest.mark.parametrize(
     ("model", "kind", "strategy"),
     [
@@ -246,39 +221,33 @@ def test_a_run_from_shards_has_the_losses_of_one_without(kind: str, run_here: Ru
     assert_shards_train_alike(run_here, tmp_path, graph, *model)
 
 
-def test_the_trained_model_reads_weights_and_has_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [("edge_weight", "trained on weighted edges"), ("edge_attr", "trained on edges with types or attributes")],
+)
+def test_the_trained_model_reads_rows_of_edges_and_has_no_program(key, line, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {
-        key: torch.from_numpy(value) for key, value in arrays(edge_weight=np.ones(small_graph().num_edges)).items()
-    }
-    data = Data(**given | {"edge_weight": by_ends()})
-    further: Any = {"comm": "threads", "epochs": 2}
-    trained = gnnpar.train("gcn", data, strategy="graph_parallel", world_size=2, **further).model
+    weighted = key == "edge_weight"
+    fields = arrays(edge_weight=by_ends()) if weighted else attributed()
+    data = Data(**{name: torch.from_numpy(value) for name, value in fields.items()})
+    further: Any = {"comm": "threads", "epochs": 2} | ({} if weighted else {"dataset": {"self_loops": False}})
+    given: Any = "gcn" if weighted else pyg_nets.Rows
+    trained = gnnpar.train(given, data, strategy="graph_parallel", world_size=2, **further).model
+
+    def read(rows: torch.Tensor) -> torch.Tensor:
+        return trained(data.x, data.edge_index, *([rows] if weighted else []), **({} if weighted else {key: rows}))
+
     with torch.no_grad():
         logits = trained(data)
-        assert torch.equal(logits, trained(data.x, data.edge_index, data.edge_weight))
-        assert not torch.allclose(logits, trained(data.x, data.edge_index, torch.ones(data.num_edges)))
-        with pytest.raises(ValueError, match="trained on edges with edge_weight, and these have none; give it"):
+        assert torch.equal(logits, read(data[key]))
+        assert not torch.allclose(logits, read(torch.ones_like(data[key])))
+        if not weighted:
+            net: Any = trained.model.net
+            assert isinstance(net, pyg_nets.Rows)
+            torch.testing.assert_close(logits, net.eval()(data.x, data.edge_index, data.edge_attr))
+        with pytest.raises(ValueError, match=f"trained on edges with {key}, and these have none; give it"):
             trained(data.x, data.edge_index)
-    assert trained.edges.weighted
+    assert trained.edges.weighted == weighted
     (problem,) = export(trained, tmp_path / "export")
-    assert "trained on weighted edges" in problem
+    assert line in problem
     assert sorted(file.name for file in (tmp_path / "export").iterdir()) == ["model.json", "weights.pt"]
-
-
-def test_the_trained_model_reads_attributes_and_has_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = Data(**{key: torch.from_numpy(value) for key, value in attributed().items()})
-    further: Any = {"comm": "threads", "epochs": 2, "dataset": {"self_loops": False}}
-    trained = gnnpar.train(pyg_nets.Rows, data, strategy="graph_parallel", world_size=2, **further).model
-    with torch.no_grad():
-        logits = trained(data)
-        assert torch.equal(logits, trained(data.x, data.edge_index, edge_attr=data.edge_attr))
-        net = trained.model.net
-        assert isinstance(net, pyg_nets.Rows)
-        untouched = net.eval()(data.x, data.edge_index, data.edge_attr)
-        torch.testing.assert_close(logits, untouched)
-        with pytest.raises(ValueError, match="trained on edges with edge_attr, and these have none; give it"):
-            trained(data.x, data.edge_index)
-    (problem,) = export(trained, tmp_path / "export")
-    assert "trained on edges with types or attributes" in problem

@@ -20,12 +20,7 @@ from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.training.checks import check_strategy
-from gnnpar.verify.conformance import (
-    graph_for,
-    make_job,
-    small_graph,
-    train_in_threads,
-)
+from gnnpar.verify.conformance import graph_for, make_job, small_graph, train_in_threads
 from outcomes import assert_equals_autograd, assert_same_bits
 
 NETS = LAYERED | EDGES

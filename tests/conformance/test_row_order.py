@@ -41,6 +41,7 @@ ABLE = {"single", "graph_parallel", "adaqp", "adaqp_p", "adaqp_q", "bns", "pipeg
 STRATEGIES: dict[str, Any] = {
     "quantized": GraphParallel(codec=Uniform(bits=4)),
     "central": GraphParallel(overlap="central_marginal"),
+    "cover": GraphParallel(halo="cover"),
     **{name: configured("strategy", name) for name in ("single", "graph_parallel", "bns", "pipegcn", "digest")},
 }
 

@@ -103,18 +103,6 @@ def test_quantized_pushes_are_near_the_gradient(codec):
         assert relative_error(got.gradients[0][name], gradient) < 0.2, name
 
 
-@pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_a_cached_first_layer_sends_no_constant_rows_again(model):
-    config = model_of(model, *(["model.order=aggregate_first"] if model == "gcn" else []))
-    cached, live = (
-        train_in_threads(SAR(), config, small_graph(), world=3, epochs=2, first_layer=how).traffic
-        for how in ("cached", "live")
-    )
-    assert cached[0] == live[0]
-    dropout = model == "gat" or config.input_dropout > 0
-    assert cached[1]["forward"] == live[1]["forward"] if dropout else cached[1]["forward"] < live[1]["forward"]
-
-
 @pytest.fixture
 def every_tensor_is_a_page(monkeypatch):
     monkeypatch.setattr(paging, "SMALLEST", 1)

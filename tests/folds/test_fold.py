@@ -291,25 +291,6 @@ def _sliced(x, cut):
     return Operands(*(tuple(cut(t) for t in group) for group in x))
 
 
-@pytest.mark.parametrize("drop", [None, DROP])
-def test_v2_is_what_two_edge_functions_say(drop):
-    """The same attention as Generic, over the blocks of several cuts."""
-    x, gen = _operands("v2", 60, torch.Generator().manual_seed(3)), torch.Generator().manual_seed(4)
-    src, dst = (torch.randint(0, n, (60,), generator=gen) for n in (M, N))
-    dst, grad_out = dst.sort().values, torch.randn(N, H, D, dtype=torch.float64, generator=gen)
-    functions = Generic(
-        value=lambda src, dst, edge, shared: src[0],
-        score=lambda src, dst, edge, shared: (F.leaky_relu(src[0] + dst[0], 0.2) * shared[0]).sum(-1),
-        dropout=drop,
-    )
-    for rows, columns in ((1, 1), (2, 3)):
-        blocks = list(_blocks(src, dst, torch.arange(N) % rows, torch.arange(M) % columns))
-        order = list(range(len(blocks)))
-        torch.testing.assert_close(
-            _run(SoftmaxV2(0.2, drop), x, blocks, order, grad_out), _run(functions, x, blocks, order, grad_out)
-        )
-
-
 @pytest.mark.parametrize("name", [n for n, agg in AGGREGATORS.items() if agg.separates != "no"])
 def test_a_fold_separates_as_it_says(name):
     """The fold of slices is the slice of the fold, and so are its gradients; shared tensors have heads first."""

@@ -22,17 +22,15 @@ def _assert_same(actual, expected, body):
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("key", [0, 1, 2**31, 2**32, 2**63, 2**64 - 1, KEY])
-def test_masks_agree_bit_for_bit(body, key):
-    ids = torch.randint(-(2**63), 2**63 - 1, (100,))
-    for p in (0.0, 0.3, 0.999):
-        assert torch.equal(body.keep_mask(ids, 77, p=p, key=key), naive.keep_mask(ids, 77, p=p, key=key))
+SHAPES = [(0, 5), (5, 0), (1, 1), (1000, 7), (200, 128), (3, 70000)]
+CASES = [*((key, 100, 77, p) for key in (0, 1, 2**31, 2**32, 2**63, 2**64 - 1, KEY) for p in (0.0, 0.3, 0.999))]
+CASES += [(KEY, *shape, 0.3) for shape in SHAPES]
 
 
-@pytest.mark.parametrize(("rows", "width"), [(0, 5), (5, 0), (1, 1), (1000, 7), (200, 128), (3, 70000)])
-def test_masks_of_every_shape_agree(body, rows, width):
+@pytest.mark.parametrize(("key", "rows", "width", "p"), CASES)
+def test_masks_agree_bit_for_bit(body, key, rows, width, p):
     ids = torch.randint(-(2**63), 2**63 - 1, (rows,))
-    assert torch.equal(body.keep_mask(ids, width, p=0.3, key=KEY), naive.keep_mask(ids, width, p=0.3, key=KEY))
+    assert torch.equal(body.keep_mask(ids, width, p=p, key=key), naive.keep_mask(ids, width, p=p, key=key))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

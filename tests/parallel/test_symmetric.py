@@ -36,22 +36,21 @@ INSIDE = [  # strategy, options, ranks
     ("cagnet", "strategy.replication=2", 4),
     ("feature", "", 3),
 ]
-OUTSIDE = [
-    ("graph_parallel", "codec=bf16", 2),
-    ("graph_parallel", "codec=uniform", 2),
-    ("graph_parallel", "codec=drop", 2),
-    ("pipegcn", "", 2),
-    ("digest", "", 2),
-    ("sancus", "", 2),
-    ("gnnpipe", "strategy.chunks=4", 2),
-    ("bns", "", 2),
-    ("minibatch", "strategy.batch_size=16", 2),
+KEPT = [{"first_layer": "cached"}, {"dtype": torch.bfloat16}]
+OUTSIDE = [  # strategy, options, model
+    *(("graph_parallel", f"codec={codec}", "gcn", {}) for codec in ("bf16", "uniform", "drop")),
+    *((strategy, "", "gcn", {}) for strategy in ("pipegcn", "digest", "sancus", "bns")),
+    ("gnnpipe", "strategy.chunks=4", "gcn", {}),
+    ("minibatch", "strategy.batch_size=16", "gcn", {}),
+    *((s, "", "gcn", more) for s, more in product(["single", "graph_parallel", "sar", "cagnet", "feature"], KEPT)),
+    ("graph_parallel", "", "sage", {}),
 ]
 
 
 def job_of(strategy: str, options: str, world: int, model: str = "gcn", *, weighted: bool = False, **more) -> Job:
     data = with_edge_data(small_graph(), {"weight"} if weighted else set())
-    return make_job(configured("strategy", strategy, *options.split()), MODELS[model], data, world=world, **more)
+    config = MODELS[model] if model in MODELS else configured("model", model)
+    return make_job(configured("strategy", strategy, *options.split()), config, data, world=world, **more)
 
 
 @pytest.fixture
@@ -78,31 +77,11 @@ def test_losses_and_gradients(inside, model, weighted, made, monkeypatch) -> Non
     torch.testing.assert_close(inside.logits, outside.logits, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(("strategy", "options", "world"), OUTSIDE)
-def test_messages_of_a_codec_and_rows_that_are_kept_stay_scaled(strategy, options, world, made) -> None:
-    job = job_of(strategy, options, world)
-    ThreadWorld(world).run(job)
-    assert not made
-
-
-@pytest.mark.quick(3)
-@pytest.mark.parametrize(
-    ("strategy", "more"),
-    product(
-        ["single", "graph_parallel", "sar", "cagnet", "feature"], [{"first_layer": "cached"}, {"dtype": torch.bfloat16}]
-    ),
-)
-def test_so_do_sums_that_are_kept_and_rows_of_16_bits(strategy, more, made) -> None:
+@pytest.mark.quick(6)
+@pytest.mark.parametrize(("strategy", "options", "model", "more"), OUTSIDE)
+def test_coded_and_kept_rows_those_of_16_bits_and_of_other_models_stay_scaled(strategy, options, model, more, made):
     world = 1 if strategy == "single" else 2
-    ThreadWorld(world).run(job_of(strategy, "", world, **more))
-    assert not made
-
-
-def test_and_those_of_other_models(made) -> None:
-    ThreadWorld(2).run(
-        make_job(configured("strategy", "graph_parallel"), configured("model", "sage"), small_graph(), world=2)
-    )
+    ThreadWorld(world).run(job_of(strategy, options, world, model, **more))
     assert not made
 
 
