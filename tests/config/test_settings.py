@@ -28,11 +28,11 @@ from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose, with_references
 from gnnpar.config.inputs import as_value, expand_shorthands, with_plan
 from gnnpar.config.jobs import job_key
-from gnnpar.files import WriteError, open_atomic, read_json, write_json_atomic, write_text_atomic
+from gnnpar.files import WriteError, open_atomic, read_json, write_text_atomic
 from gnnpar.launch.launch import world_of
 from gnnpar.models.gcn import GCN
 from gnnpar.paths import conf_dir, locate, own_cache, path_of
-from gnnpar.settings import ConfigError, build_settings, describe, instantiate, iter_groups
+from gnnpar.settings import ConfigError, build_settings, instantiate, iter_groups
 from gnnpar.targets import refuse_foreign
 from gnnpar.training.checks import check, check_strategy
 from gnnpar.training.result.record import agreed_on
@@ -254,13 +254,6 @@ def test_number_of_an_environment_variable_is_a_number(monkeypatch: pytest.Monke
         compose(["world_size=${oc.env:WORD}"])
 
 
-def test_types_in_words() -> None:
-    assert describe(int | None) == "a whole number or null"
-    assert describe(tuple[int, ...]) == "a list of a whole number"
-    assert describe(Literal["x"]) == "x"
-    assert describe(Annotated[float, at.Interval(gt=2.0, lt=3)]) == "a number > 2 and < 3"
-
-
 def test_plan_beside_a_strategy_or_codec_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text('{"strategy": {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}}')
@@ -381,18 +374,15 @@ def test_file_names_only_classes_in_the_yaml_of_a_plugin(tmp_path: Path, monkeyp
     assert not (tmp_path / "ran").exists()
 
 
-def test_key_beside_a_plan_changes_the_model_of_the_plan(tmp_path: Path) -> None:
+def test_key_beside_a_plan_changes_the_model_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is named like the key is no config group."""
+    monkeypatch.chdir(tmp_path)
     made_for = ["model=sage", "model.hidden=32", "dataset=sbm", "dataset.num_nodes=80", "world_size=1", "--no-measure"]
-    assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
-    settings = compose([f"plan={tmp_path}/p/plan.json", "model.dropout=0.1"])
+    assert plan.run([*made_for, "--out", "plan"]) == 0
+    settings = compose(["plan=plan/plan.json", "model.dropout=0.1"])
+    assert settings.resolved["plan"] == "plan/plan.json"
     assert (settings.names["model"], settings.resolved["model"]["hidden"]) == ("sage", 32)
     assert settings.resolved["model"]["dropout"] == 0.1
-
-
-def test_folder_with_the_name_of_a_key_is_no_config_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert not plan.run(["model=gcn", "dataset=sbm", "dataset.num_nodes=60", "--no-measure", "--out", "plan"])
-    assert compose(["plan=plan/plan.json"]).resolved["plan"] == "plan/plan.json"
 
 
 def test_references_to_a_dataset_follow_the_one_of_a_plan() -> None:
@@ -490,7 +480,6 @@ def test_printed_value_is_read_back_as_the_same_path(name: str) -> None:
     assert compose([f"profile={as_value(name)}"]).profile == Path(name)
 
 
-CASES, SLOW_CASES = 25, 1000
 TINY = ("debug=tiny", "comm=threads", "tracker=jsonl", "threads_per_rank=1", "checkpoint.keep=0", "epochs=1")
 VALUES = (
     *("0", "1", "-1", "0.5", "64", "4097", "1e3", "1e400", "9223372036854775808", "nan", "-inf", "null", "true", "''"),
@@ -543,15 +532,9 @@ def is_accepted(given: list[str], place: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_random_overrides_are_accepted_or_refused_in_one_line(tmp_path: Path) -> None:
-    accepted = [is_accepted(overrides(number), tmp_path) for number in range(CASES)]
-    assert any(accepted) and not all(accepted)
-
-
-@pytest.mark.slow
 def test_many_random_overrides_are_accepted_or_refused_in_one_line(tmp_path: Path) -> None:
-    for number in range(CASES, SLOW_CASES):
-        is_accepted(overrides(number), tmp_path)
+    accepted = [is_accepted(overrides(number), tmp_path) for number in range(1000)]
+    assert any(accepted) and not all(accepted)
 
 
 @pytest.mark.parametrize("given", ["codec=[null]", "optim=[1]", "shards=64"])
@@ -566,26 +549,12 @@ def test_write_of_an_existing_file_replaces_it(tmp_path):
     assert file.read_text() == "new" and os.listdir(tmp_path) == ["a.txt"]
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_written_json_is_read_back(tmp_path, sync):
-    write_json_atomic(tmp_path / "a.json", {"a": [1, 2]}, sync=sync)
-    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1, 2]}
-
-
 def test_error_while_writing_keeps_the_old_file(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("old")
     with pytest.raises(ZeroDivisionError), open_atomic(file) as out:
         out.write(b"half" * (1 // 0))
     assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
-
-
-def test_value_without_json_form_keeps_the_old_file(tmp_path):
-    file = tmp_path / "a.json"
-    file.write_text("old")
-    with pytest.raises(TypeError):
-        write_json_atomic(file, {"a": object()})
-    assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.json"]
 
 
 def test_full_disk_is_one_line_with_the_file(tmp_path):

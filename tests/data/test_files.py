@@ -32,6 +32,7 @@ from gnnpar.data.rmat import RMAT
 from gnnpar.data.synthetic import SBM
 from gnnpar.data.typed import TypedSBM
 from gnnpar.data.wordnet import POINTERS, WordNet
+from outcomes import refused
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +79,8 @@ def test_a_dataset_that_is_nowhere_is_one_line(name, place, tmp_path, offline, c
     (tmp_path / "empty").mkdir()
     config = instantiate(OmegaConf.load(ROOT / "conf" / "dataset" / f"{name}.yaml"))
     line = rf"^dataset {name}: .* cannot be reached; put (it|them) into \S+/raw/\.$"
-    with pytest.raises(ValueError, match=line) as caught:
+    with refused(line):
         config.load(place and tmp_path / place, 0)
-    assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
     assert not list((tmp_path / "cache").rglob("*.pt"))
 
@@ -99,12 +99,6 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"dataset computers: the files in .* cannot be read"):
         PyGDataset(name="computers").load(tmp_path, 0)
     assert not [path for path in (tmp_path / "cache" / "pyg").iterdir() if path.is_dir()]  # nothing half done stays
-
-
-@pytest.mark.parametrize("folder", ["cora", "CORA", "Cora"])
-def test_folders_are_found_in_any_case(tmp_path, folder):
-    (tmp_path / folder).mkdir()
-    assert files.find_folder(tmp_path, "Cora") == tmp_path / folder
 
 
 def test_processing_leaves_data_dir_alone_and_follows_changed_files(tmp_path):
@@ -164,15 +158,14 @@ def test_ogb_says_what_it_needs(tmp_path, offline, name, why):
 
 def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, served: Callable[..., list[str]]) -> None:
     """Of what the archive holds beside its files, nothing is unpacked. Edges of products are meant both ways."""
-    content = {"edge": "0,1\n1,2\n3,4\n", "node-feat": "1,2\n" * 50, "node-label": "0\n1\n1\n39\n2\n" * 10}
-    content |= {"num-node-list": "50\n", "num-edge-list": "3\n", "train": "0\n2\n", "valid": "1\n", "test": "3\n"}
+    content = {"edge": "0,1\n1,2\n3,4\n", "node_feat": "1,2\n" * 50, "node_label": "0\n1\n1\n39\n2\n" * 10}
+    content |= {"num_node_list": "50\n", "train": "0\n2\n", "test": "3\n"}
+    ogb_files(tmp_path / "served" / "arxiv", **content)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("arxiv/../../outside", "x")
         for file in ogb._SOURCES["ogbn_arxiv"].files:
-            text = content[Path(file).name.removesuffix(".csv.gz")]
-            archive.writestr(f"arxiv/{file}", gzip.compress(text.encode()))
-
+            archive.write(tmp_path / "served" / "arxiv" / file, f"arxiv/{file}")
     asked = served(packed.getvalue())
     config = ogb.OGBDataset(name="ogbn_arxiv", symmetrize=True)
     first, second = config.load(None, 0), config.load(None, 0)
@@ -184,10 +177,7 @@ def test_ogb_comes_over_https_and_is_read_once(tmp_path: Path, served: Callable[
     made = sorted(file.name for file in (tmp_path / "cache" / "ogb_arrays" / "ogbn_arxiv-downloaded").rglob("*"))
     assert made == [f"{name}.npy" for name in ("edge_index", "test", "train", "valid", "x", "y")]
     os.rename(tmp_path / "cache" / "ogb_arrays" / "ogbn_arxiv-downloaded", tmp_path / "away")
-    raw = tmp_path / "data" / "ogbn_products"
-    for file in ogb._SOURCES["ogbn_products"].files:
-        (raw / file).parent.mkdir(parents=True, exist_ok=True)
-        (raw / file).write_bytes(gzip.compress(content[Path(file).name.removesuffix(".csv.gz")].encode()))
+    ogb_files(tmp_path / "data" / "ogbn_products", **content)
     products = ogb.OGBDataset(name="ogbn_products").load(tmp_path / "data", 0)
     assert torch.equal(products.edge_index, first.edge_index) and products.num_classes == 47
 
@@ -248,10 +238,10 @@ def test_every_dataset_has_addresses() -> None:
 
 
 def ogb_files(folder: Path, **changed: str) -> None:
-    """Write ogbn-arxiv with 40 nodes, as OGB unpacks it. `changed`: texts by file name, with _ for -."""
+    """Write a dataset of 40 nodes, as OGB unpacks it. `changed`: texts by file name, with _ for -."""
     lists = {"node_feat": "1,0\n" * 40, "node_label": "0\n1\n" * 20, "edge": "0,1\n1,2\n2,0\n"}
     lists |= {"num_node_list": "40\n", "num_edge_list": "3\n", "train": "0\n", "valid": "1\n", "test": "2\n"} | changed
-    for file in ogb._SOURCES["ogbn_arxiv"].files:
+    for file in ogb._SOURCES["ogbn_products" if folder.name == "ogbn_products" else "ogbn_arxiv"].files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         content = lists[Path(file).name.removesuffix(".csv.gz").replace("-", "_")]
         (folder / file).write_bytes(gzip.compress(content.encode()))
@@ -441,9 +431,8 @@ def test_pointers_of_two_kinds_are_two_typed_edges(tmp_path: Path) -> None:
     ],
 )
 def test_malformed_files_are_one_line(tmp_path: Path, line: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told) as caught:
+    with refused(told):
         WordNet(path=str(dictionary(tmp_path, line)), types=True).load(None, 0)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_dictionary_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pymetis
@@ -23,21 +22,6 @@ from gnnpar.data.synthetic import SBM
 from gnnpar.data.typed import TypedSBM, generate
 
 
-class _SymmetricSum(torch.autograd.Function):
-    """Sum over neighbours of an undirected graph, so the gradient is the same sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
-        ctx.save_for_backward(indices, indptr)
-        return F.embedding_bag(indices, x, indptr, mode="sum", include_last_offset=True)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        indices, indptr = ctx.saved_tensors
-        total = F.embedding_bag(indices, grads[0].contiguous(), indptr, mode="sum", include_last_offset=True)
-        return total, None, None
-
-
 @dataclass(frozen=True, eq=False)
 class Cut:
     """A dataset and a METIS partition of it."""
@@ -50,8 +34,8 @@ class Cut:
     def of(cls, data: Dataset, parts: int) -> "Cut":
         src, dst = data.edge_index
         kept = src != dst
-        indptr = _indptr(dst[kept], data.num_nodes)
-        graph = pymetis.CSRAdjacency(indptr.numpy(), src[kept].numpy())
+        indptr = np.concatenate([[0], torch.bincount(dst[kept], minlength=data.num_nodes).cumsum(0)])
+        graph = pymetis.CSRAdjacency(indptr, src[kept].numpy())
         _, membership = pymetis.part_graph(parts, graph, recursive=False)
         part = torch.tensor(membership)
         return cls(data, part, part[src] != part[dst])
@@ -63,18 +47,19 @@ class Cut:
         rows = self.part[dst[self.crossing]] * self.data.num_nodes + src[self.crossing]
         return len(torch.unique(rows)) / self.data.num_nodes
 
-    def csr(self, *, silenced: bool) -> tuple[Tensor, Tensor]:
-        src, dst = self.data.edge_index
-        kept = ~self.crossing if silenced else torch.ones_like(self.crossing)
-        return src[kept].contiguous(), _indptr(dst[kept], self.data.num_nodes)
-
-
-def _indptr(dst: Tensor, num_nodes: int) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(dst, minlength=num_nodes).cumsum(0)])
+    def matrix(self, weight: Tensor, *, silenced: bool) -> Tensor:
+        """A weight of each edge as a sparse matrix of destinations and sources."""
+        shape = (self.data.num_nodes, self.data.num_nodes)
+        weight = weight.where(~self.crossing, 0) if silenced else weight
+        return torch.sparse_coo_tensor(self.data.edge_index.flip(0), weight, shape).to_sparse_csr()
 
 
 class Model(nn.Module):
-    """Two layers, 64 hidden, dropout 0.5 between them: gcn, sage (mean), gat (4 heads, then 1) or mlp."""
+    """None of gnnpar's own layers. A silenced edge delivers zeros and takes no gradient back (what `codec=drop` does);
+    degrees stay global. In GAT the zero row still takes part in the softmax.
+
+    Two layers, 64 hidden, dropout 0.5 between them: gcn, sage (mean), gat (4 heads, then 1) or mlp.
+    """
 
     def __init__(self, kind: str, cut: Cut):
         super().__init__()
@@ -84,17 +69,16 @@ class Model(nn.Module):
         self.own = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
         shapes = [(2, h, b // h) for h, b in zip(self.heads, widths[1:], strict=True)]
         self.scores = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(shape)) for shape in shapes)
-        self.degree = cut.data.in_degree.float()[:, None]
-        self.graphs = {silenced: cut.csr(silenced=silenced) for silenced in (False, True)}
+        (src, dst), degree = cut.data.edge_index, cut.data.in_degree.float()
+        weight = (degree[src] * degree[dst]).rsqrt() if kind == "gcn" else 1 / degree[dst]
+        self.graphs = {silenced: cut.matrix(weight, silenced=silenced) for silenced in (False, True)}
 
     def forward(self, *, silenced: bool) -> Tensor:
         x = self.cut.data.x
         for layer, linear in enumerate(self.linear):
             z = linear(x)
-            if self.kind == "gcn":
-                z = self.degree.rsqrt() * _SymmetricSum.apply(self.degree.rsqrt() * z, *self.graphs[silenced])
-            elif self.kind == "sage":
-                z = _SymmetricSum.apply(z, *self.graphs[silenced]) / self.degree + self.own[layer](x)
+            if self.kind in ("gcn", "sage"):
+                z = self.graphs[silenced] @ z + (self.own[layer](x) if self.kind == "sage" else 0)
             elif self.kind == "gat":
                 z = self._attend(z, layer, silenced=silenced)
             x = F.dropout(F.relu(z), 0.5, self.training) if layer == 0 else z
@@ -142,12 +126,15 @@ def homophily(data) -> float:
     return (data.y[src] == data.y[dst]).float().mean().item()
 
 
-def test_the_graph_depends_on_its_own_seed_only():
-    first = SBM().load(None, 0)
-    assert first.graph_hash == SBM().load(None, 9).graph_hash
-    assert first.split_hash == SBM().load(None, 9).split_hash
-    assert first.graph_hash != SBM(graph_seed=1).load(None, 0).graph_hash
-    assert SBM(graph_seed=None).load(None, 1).graph_hash == SBM(graph_seed=1).load(None, 0).graph_hash
+@pytest.mark.parametrize("config", [SBM(), RMAT(scale=10, num_features=4)], ids=["sbm", "rmat"])
+def test_the_graph_depends_on_its_own_seed_only(config):
+    def hashes(run_seed: int = 0, **seeds: int | None) -> tuple[str, str]:
+        data = replace(config, **seeds).load(None, run_seed)
+        return data.graph_hash, data.split_hash
+
+    assert hashes() == hashes(9)
+    assert hashes()[0] != hashes(graph_seed=1)[0] == hashes(1, graph_seed=None)[0]
+    assert hashes()[1] != hashes(9, split_seed=None)[1]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.8])
@@ -158,13 +145,6 @@ def test_homophily_and_size_are_as_asked(share):
     assert torch.bincount(data.y).float().std() < 2
     src, dst = data.edge_index
     assert torch.equal(torch.bincount(src, minlength=data.num_nodes), torch.bincount(dst, minlength=data.num_nodes))
-
-
-def test_the_graph_of_the_benchmark():
-    config = SBM(num_nodes=50_000, avg_degree=20.0, homophily=0.8, num_features=128)
-    data = config.load(None, 0)
-    assert (data.num_nodes, data.num_edges, data.num_features) == (50_000, 1_050_000, 128)
-    assert homophily(data) == pytest.approx(0.8, abs=0.005)
 
 
 def test_degrees_follow_the_power_law():
@@ -185,22 +165,24 @@ def test_small_graphs_are_made_with_what_fits(caplog):
 
 
 @pytest.mark.parametrize(
-    ("fields", "line"),
+    ("config", "line"),
     [
-        ({"num_nodes": 16}, r"distinct edges fit among 16 nodes; lower dataset.avg_degree=16"),
-        ({"homophily": 0.95}, r"dataset.homophily=0.95 is out of reach: dataset.bridge_share=0.15"),
-        ({"num_classes": 10**12}, "dataset.num_classes=1000000000000 is more than the 3000 nodes: lower it"),
-        ({"num_communities": 10**12}, "dataset.num_communities=1000000000000 is more than the 3000 nodes"),
-        ({"num_nodes": 10**12}, "dataset sbm with 1,000,000,000,000 nodes needs"),
-        ({"num_features": 10**12}, "lower dataset.num_nodes or num_features"),
-        ({"scale": 1e12}, "dataset sbm with 3,000,000,000,000,000 nodes needs"),
-        ({"avg_degree": 1e12}, "is more than the 3000 nodes: lower it"),
-        ({"num_nodes": 60, "avg_degree": 100.0}, r"avg_degree=100\.0 is more than the 60 nodes"),
+        (SBM(num_nodes=16), r"distinct edges fit among 16 nodes; lower dataset.avg_degree=16"),
+        (SBM(homophily=0.95), r"dataset.homophily=0.95 is out of reach: dataset.bridge_share=0.15"),
+        (SBM(num_classes=10**12), "dataset.num_classes=1000000000000 is more than the 3000 nodes: lower it"),
+        (SBM(num_communities=10**12), "dataset.num_communities=1000000000000 is more than the 3000 nodes"),
+        (SBM(num_nodes=10**12), "dataset sbm with 1,000,000,000,000 nodes needs"),
+        (SBM(num_features=10**12), "lower dataset.num_nodes or num_features"),
+        (SBM(scale=1e12), "dataset sbm with 3,000,000,000,000,000 nodes needs"),
+        (SBM(avg_degree=1e12), "is more than the 3000 nodes: lower it"),
+        (SBM(num_nodes=60, avg_degree=100.0), r"avg_degree=100\.0 is more than the 60 nodes"),
+        (TypedSBM(num_nodes=16), "distinct edges fit among 16 nodes; lower"),
+        (TypedSBM(num_nodes=100_000_000_000), "GiB at least, this machine has"),
     ],
 )
-def test_graph_beyond_its_pairs_or_the_machine_is_refused(fields, line):
+def test_graph_beyond_its_pairs_or_the_machine_is_refused(config, line):
     with pytest.raises(ValueError, match=line):
-        SBM(**fields).load(None, 0)
+        config.load(None, 0)
 
 
 @pytest.mark.parametrize("balance_seed", range(3))
@@ -259,17 +241,6 @@ def pairs_of(config: RMAT, limit: int = 1 << 17) -> tuple[np.ndarray, np.ndarray
     return tuple(np.concatenate(each) for each in zip(*chunks, strict=True))  # type: ignore[return-value]
 
 
-def test_rmat_depends_on_its_own_seed_only():
-    first = SMALL.load(None, 0)
-    assert first.graph_hash == SMALL.load(None, 9).graph_hash
-    assert first.graph_hash != replace(SMALL, graph_seed=1).load(None, 0).graph_hash
-    assert (
-        replace(SMALL, graph_seed=None).load(None, 1).graph_hash
-        == replace(SMALL, graph_seed=1).load(None, 0).graph_hash
-    )
-    assert first.split_hash != replace(SMALL, split_seed=None).load(None, 9).split_hash
-
-
 @pytest.mark.parametrize("limit", [1, 777, 1 << 14])
 def test_pairs_do_not_depend_on_chunks(limit):
     config = replace(SMALL, scale=6)
@@ -314,15 +285,6 @@ def test_scrambling_is_a_bijection(scale):
     assert torch.equal(scrambled.sort().values, ids)
     assert not torch.equal(scrambled, ids)
     assert not torch.equal(scrambled, _Graph.of(RMAT(scale=scale, graph_seed=4), 0).scrambled(ids))
-
-
-def test_the_tail_is_heavy_and_many_nodes_are_alone():
-    degree = RMAT(scale=14, num_features=1).load(None, 0).in_degree - 1
-    assert degree.max() > 50 * degree.double().mean()
-    assert 0.15 < (degree == 0).double().mean() < 0.45
-    tail = degree.double().sort().values[-160:]
-    flat = np.random.default_rng(0).poisson(degree.double().mean().item(), size=len(degree))
-    assert tail[0] > 4 * np.sort(flat)[-160]  # of as many edges without structure
 
 
 def test_edges_go_both_ways_without_repeats():
@@ -404,12 +366,3 @@ def test_a_type_is_the_topic_less_the_signature() -> None:
     np.add.at(votes, (shown[src], (raw.edges.type.numpy() + signature[dst]) % 4), 1)
     share = votes.max(1) / votes.sum(1)
     assert share.min() > 0.25 + 0.75 * 0.2, "a quarter of the edges, those between the sides, agree on it"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "line"),
-    [(16, "distinct edges fit among 16 nodes; lower"), (100_000_000_000, "GiB at least, this machine has")],
-)
-def test_graph_beyond_its_pairs_or_the_memory_is_refused(nodes: int, line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        TypedSBM(num_nodes=nodes).load(None, 0)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import rankdata
 from torch import Tensor
 
 import gnnpar
@@ -22,17 +23,11 @@ from gnnpar.data.metrics import METRICS
 from gnnpar.data.npz import NPZ
 from gnnpar.data.preprocess import Preprocess, canonical_edges
 from gnnpar.data.raw import EdgeList, RawGraph, checked, task_of
-from gnnpar.data.stored import Stored
 from gnnpar.data.tasks import roc_auc
-from gnnpar.models.gcn import GCN
 from gnnpar.models.sage import SAGE
-from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.sequential.strategy import SAR
-from gnnpar.parallel.single.strategy import Single
-from gnnpar.partition.manifest import read_manifest
-from gnnpar.partition.on_disk import open_part, write_shards
 from gnnpar.training.result.result import fault
-from gnnpar.verify.conformance import small_graph, train_in_threads
+from gnnpar.verify.conformance import small_graph
+from outcomes import refused
 
 
 def case(name):
@@ -175,15 +170,6 @@ def graph() -> Dataset:
     return Dataset.of("small", y=y, num_classes=TARGETS, task="regression", **given)
 
 
-@pytest.mark.parametrize("strategy", [GraphParallel(), SAR()], ids=["graph_parallel", "sar"])
-def test_ranks_train_as_the_single_device(strategy) -> None:
-    data, model = graph(), GCN(num_layers=2, hidden=8, dropout=0.0)
-    whole = train_in_threads(Single(), model, data, world=1)
-    parts = train_in_threads(strategy, model, data, world=3)
-    assert len(set(whole.losses)) == len(whole.losses)
-    assert parts.losses == pytest.approx(whole.losses, rel=1e-12)
-
-
 def test_nodes_without_a_target_are_in_no_split(tmp_path: Path) -> None:
     data = graph()
     file = tmp_path / "g.npz"
@@ -209,15 +195,6 @@ def test_what_is_no_target_is_one_line(y: np.ndarray, line: str, tmp_path: Path)
     np.savez(tmp_path / "g.npz", x=data.x.numpy(), y=y, edge_index=data.edge_index.numpy())
     with pytest.raises(ValueError, match=line):
         NPZ(path=str(tmp_path / "g.npz"), task="regression", split="random").load(None, 0)
-
-
-def test_shards_on_disk_are_those_in_memory(tmp_path: Path) -> None:
-    data = graph()
-    write_shards(Stored.of(data), torch.arange(TARGET_NODES) % 2, 2, tmp_path / "shards", edge_ids=False, setup={})
-    manifest = read_manifest(tmp_path / "shards")
-    assert (manifest.task, manifest.num_classes) == ("regression", TARGETS)
-    shard = open_part(tmp_path / "shards", manifest, 1, edge_ids=False)
-    torch.testing.assert_close(shard.y, data.y[1::2], rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_run_explains_the_targets(tmp_path: Path) -> None:
@@ -332,17 +309,9 @@ def test_every_node_that_is_left_is_drawn_as_often() -> None:
 def plain_metrics(scores: Tensor, k: int) -> tuple[float, float]:
     """MRR with ties half way between best and worst rank, and the share of positives above the k-th best negative,
     from their definitions. Shapes: scores [n, 1 + m], positives first."""
-    ranks = []
-    for row in scores.tolist():
-        best = 1 + sum(each > row[0] for each in row[1:])
-        worst = 1 + sum(each >= row[0] for each in row[1:])
-        ranks.append((best + worst) / 2)
-    negatives = sorted((each for row in scores.tolist() for each in row[1:]), reverse=True)
-    if len(negatives) < k:
-        hits = 1.0
-    else:
-        hits = sum(row[0] > negatives[k - 1] for row in scores.tolist()) / len(ranks)
-    return sum(1 / rank for rank in ranks) / len(ranks), hits
+    ranks, negatives = rankdata(-scores, axis=1)[:, 0], scores[:, 1:].flatten().sort(descending=True).values
+    hits = 1.0 if len(negatives) < k else float((scores[:, 0] > negatives[k - 1]).double().mean())
+    return (1 / ranks).mean(), hits
 
 
 @pytest.mark.parametrize("k", [1, 5, 20, 81])
@@ -369,6 +338,5 @@ def test_metrics_are_those_of_their_definitions_whatever_the_ranks(k: int) -> No
 )
 def test_a_graph_without_enough_pairs_is_one_line(task: Link, ends: list[list[int]], line: str) -> None:
     num_nodes = max(map(max, ends)) + 1
-    with pytest.raises(ValueError, match=line) as error:
+    with refused(line):
         task.prepare(undirected(torch.tensor(ends), num_nodes), 0)
-    assert "\n" not in str(error.value)
