@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, tzinfo
@@ -19,7 +17,7 @@ from checkpoints import SMALL, result, rows, train
 from conftest import Refused, Run
 from gnnpar import api
 from gnnpar.data.files import cached_folder
-from gnnpar.files import LOCK, FolderInUse, JsonObject, process_start, working_in
+from gnnpar.files import LOCK, JsonObject, working_in
 from gnnpar.track.jsonl import Jsonl
 from gnnpar.training.checkpoint.policy import CheckpointPolicy
 from started import LONG, TINY, Started
@@ -208,30 +206,11 @@ def test_resume_after_kill_takes_over_the_lock(first: Started, run_here: Run) ->
     assert result(folder)["epochs_done"] == epochs
 
 
-def test_folder_lock_is_held_inside_the_block_only(tmp_path: Path) -> None:
-    line = rf"is in use by process {os.getpid()} of \S+ since 20.*: wait for it, or choose another"
-    for _ in range(2):
-        with working_in(tmp_path / "new", remedy="choose another", say=pytest.fail):
-            again = working_in(tmp_path / "new", remedy="choose another", say=print)
-            with pytest.raises(FolderInUse, match=line), again:
-                pass
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 300, b"\x1b[2J", b"\xff"])
 def test_free_lock_file_with_any_content_is_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
     with working_in(tmp_path, remedy="", say=lambda line: None):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} of ")
-
-
-def test_start_time_of_an_ended_process_is_none() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        born = process_start(process.pid)
-        assert born is not None and born > (process_start(1) or 0)
-        process.kill()
-        process.wait()
-    assert process_start(process.pid) is None
-    assert process_start(2**22 + 1) is None  # above the largest pid
 
 
 def test_cache_filled_by_two_hosts_keeps_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

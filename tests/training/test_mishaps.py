@@ -216,24 +216,12 @@ def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "file" / ("below" if request.param == "below a file" else "")
 
 
-PLACES = ("a file", "below a file", "read only")
-
-
-@pytest.mark.parametrize("unwritable", PLACES, indirect=True)
-@pytest.mark.parametrize("sweep", [False, True])
-def test_unwritable_run_folder_is_one_line(run_here: Run, unwritable: Path, sweep: bool) -> None:
-    where = ("-m", f"hydra.sweep.dir={unwritable}") if sweep else (f"hydra.run.dir={unwritable}",)
-    done = run_here("train", *JOB, *where)
-    assert done.returncode == 2
-    line = one_line(done)
-    assert str(unwritable) in line
-    assert line.endswith((": File exists", ": Not a directory", "is a file", ": Read-only file system"))
-
-
-@pytest.mark.parametrize("unwritable", PLACES, indirect=True)
+@pytest.mark.parametrize("unwritable", ["a file", "below a file", "read only"], indirect=True)
 @pytest.mark.parametrize(
     "command",
     [
+        f"train {' '.join(JOB)} hydra.run.dir={{place}}",
+        f"train -m {' '.join(JOB)} hydra.sweep.dir={{place}}",
         "compare {run} --html {place}/page.html",
         "compare {run} --figures {place}/figures",
         "export {run} --out {place}/export",
@@ -244,7 +232,10 @@ def test_unwritable_run_folder_is_one_line(run_here: Run, unwritable: Path, swee
 def test_unwritable_output_is_one_line(run_here: Run, finished: Path, unwritable: Path, command: str) -> None:
     done = run_here(*command.format(run=finished, place=unwritable).split())
     assert done.returncode == 2
-    assert str(unwritable) in one_line(done)
+    line = one_line(done)
+    assert str(unwritable) in line
+    ends = (": File exists", ": Not a directory", "is a file", ": Read-only file system")
+    assert line.endswith(ends) or not command.startswith("train")
 
 
 def fill(disk: Path, leave: int) -> Path:
@@ -287,17 +278,6 @@ def test_full_disk_leaves_the_last_row_and_the_result(run_here: Run, run_cli: Ru
     assert (again.returncode, again.stderr) == (0, "")
     assert epochs_of(run) == list(range(last + 3))
     assert [each.name for each in run.glob(".*")] == [".gnnpar.lock"]
-
-
-def test_disk_without_room_for_checkpoints_completes_the_run(run_here: Run, mounted: Path) -> None:
-    run = mounted / "run"
-    fill(mounted, leave=(1 << 20) + 120_000)
-    job = (*SMALL, "strategy=single", "model.hidden=256", "checkpoint.every=2", f"hydra.run.dir={run}")
-    done = run_here("train", *job, "epochs=12")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count(" not written: ") >= 5
-    assert json.loads((run / "result.json").read_text())["status"] == "completed"
-    assert epochs_of(run) == list(range(12))
 
 
 def test_disk_full_before_the_start_is_one_line(run_here: Run, mounted: Path) -> None:
