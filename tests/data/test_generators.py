@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pymetis
@@ -22,6 +23,21 @@ from gnnpar.data.synthetic import SBM
 from gnnpar.data.typed import TypedSBM, generate
 
 
+class _SymmetricSum(torch.autograd.Function):
+    """Sum over neighbours of an undirected graph, so the gradient is the same sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
+        ctx.save_for_backward(indices, indptr)
+        return F.embedding_bag(indices, x, indptr, mode="sum", include_last_offset=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        indices, indptr = ctx.saved_tensors
+        total = F.embedding_bag(indices, grads[0].contiguous(), indptr, mode="sum", include_last_offset=True)
+        return total, None, None
+
+
 @dataclass(frozen=True, eq=False)
 class Cut:
     """A dataset and a METIS partition of it."""
@@ -34,8 +50,8 @@ class Cut:
     def of(cls, data: Dataset, parts: int) -> "Cut":
         src, dst = data.edge_index
         kept = src != dst
-        indptr = np.concatenate([[0], torch.bincount(dst[kept], minlength=data.num_nodes).cumsum(0)])
-        graph = pymetis.CSRAdjacency(indptr, src[kept].numpy())
+        indptr = _indptr(dst[kept], data.num_nodes)
+        graph = pymetis.CSRAdjacency(indptr.numpy(), src[kept].numpy())
         _, membership = pymetis.part_graph(parts, graph, recursive=False)
         part = torch.tensor(membership)
         return cls(data, part, part[src] != part[dst])
@@ -47,11 +63,14 @@ class Cut:
         rows = self.part[dst[self.crossing]] * self.data.num_nodes + src[self.crossing]
         return len(torch.unique(rows)) / self.data.num_nodes
 
-    def matrix(self, weight: Tensor, *, silenced: bool) -> Tensor:
-        """A weight of each edge as a sparse matrix of destinations and sources."""
-        shape = (self.data.num_nodes, self.data.num_nodes)
-        weight = weight.where(~self.crossing, 0) if silenced else weight
-        return torch.sparse_coo_tensor(self.data.edge_index.flip(0), weight, shape).to_sparse_csr()
+    def csr(self, *, silenced: bool) -> tuple[Tensor, Tensor]:
+        src, dst = self.data.edge_index
+        kept = ~self.crossing if silenced else torch.ones_like(self.crossing)
+        return src[kept].contiguous(), _indptr(dst[kept], self.data.num_nodes)
+
+
+def _indptr(dst: Tensor, num_nodes: int) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(dst, minlength=num_nodes).cumsum(0)])
 
 
 class Model(nn.Module):
@@ -69,16 +88,17 @@ class Model(nn.Module):
         self.own = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
         shapes = [(2, h, b // h) for h, b in zip(self.heads, widths[1:], strict=True)]
         self.scores = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(shape)) for shape in shapes)
-        (src, dst), degree = cut.data.edge_index, cut.data.in_degree.float()
-        weight = (degree[src] * degree[dst]).rsqrt() if kind == "gcn" else 1 / degree[dst]
-        self.graphs = {silenced: cut.matrix(weight, silenced=silenced) for silenced in (False, True)}
+        self.degree = cut.data.in_degree.float()[:, None]
+        self.graphs = {silenced: cut.csr(silenced=silenced) for silenced in (False, True)}
 
     def forward(self, *, silenced: bool) -> Tensor:
         x = self.cut.data.x
         for layer, linear in enumerate(self.linear):
             z = linear(x)
-            if self.kind in ("gcn", "sage"):
-                z = self.graphs[silenced] @ z + (self.own[layer](x) if self.kind == "sage" else 0)
+            if self.kind == "gcn":
+                z = self.degree.rsqrt() * _SymmetricSum.apply(self.degree.rsqrt() * z, *self.graphs[silenced])
+            elif self.kind == "sage":
+                z = _SymmetricSum.apply(z, *self.graphs[silenced]) / self.degree + self.own[layer](x)
             elif self.kind == "gat":
                 z = self._attend(z, layer, silenced=silenced)
             x = F.dropout(F.relu(z), 0.5, self.training) if layer == 0 else z
