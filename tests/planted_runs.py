@@ -46,6 +46,7 @@ def plant(
     return result
 
 
+OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
 DROP = {"exactness": ["sampled"], "settings__strategy": {"codec": {"_target_": "gnnpar.codecs.codec.Drop"}}}
 
 

@@ -1,10 +1,11 @@
-"""gnnpar from Python: the keys and the numbers of the command line, graphs in memory, and ranks that end with it."""
+"""gnnpar from Python: keys and numbers of the command line, graphs in memory, loops of the caller's own."""
 
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ from torch_geometric.data import Data
 import gnnpar
 import pyg_nets
 from conftest import Run, environment
-from data.samples import hetero, raw_graph
+from data.samples import hetero, npz_arrays, pyg_data, raw_graph
 from gnnpar.api import TrainingFailed, _settings, as_overrides
 from gnnpar.comm import world
 from gnnpar.comm.world import restored_torch_settings
@@ -36,7 +37,9 @@ from gnnpar.data.saved import PT, _of_arrays, as_data, write_given
 from gnnpar.launch.launch import world_of
 from gnnpar.models.gcn import GCN
 from gnnpar.models.rgcn import RGCN
+from gnnpar.session import Session
 from gnnpar.settings import ConfigError
+from ports import free_port
 
 KWARGS: Any = {"model.kwargs": {"hidden": 5}}
 QUICK: Any = {"comm": "threads", "epochs": 2, "model.hidden": 8}
@@ -45,15 +48,8 @@ QUICK: Any = {"comm": "threads", "epochs": 2, "model.hidden": 8}
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def graph() -> Data:
-    raw = raw_graph()
-    assert raw.masks is not None
-    train, val, test = (mask.bool() for mask in raw.masks)
-    return Data(x=raw.x, y=raw.y, edge_index=raw.edge_index, train_mask=train, val_mask=val, test_mask=test)
-
-
 def test_links_need_neither_labels_nor_masks(tmp_path: Path):
-    data = graph()
+    data = pyg_data()
     data = Data(x=data.x, edge_index=data.edge_index)
     few: Any = {"task.val_fraction": 0.3, "task.test_fraction": 0.3, "task.eval_negatives": 3}
     common: Any = {**QUICK, **few, "task": "link", "strategy": "graph_parallel", "world_size": 2}
@@ -76,20 +72,10 @@ class Own(GCN):
     """A model of one's own, in a module."""
 
 
-def test_train_gives_result_history_and_model():
-    run = gnnpar.train("gcn", graph(), strategy="sar", world_size=2, folder="run", **QUICK)
-    assert run.result["status"] == "completed"
-    assert (run.result["strategy"], run.result["world_size"]) == ("sar", 2)
-    assert run.result["settings"]["model"]["hidden"] == 8
-    assert len(run.history) == 2
-    assert run.model(graph()).shape == (6, 3)
-    assert (Path("run") / "config.yaml").exists()
-
-
 @pytest.mark.slow
 def test_a_name_a_class_and_an_instance_are_the_same_model():
     losses = [
-        list(gnnpar.train(model, graph(), strategy="single", folder=f"run{i}", **QUICK).history["loss/train"])
+        list(gnnpar.train(model, pyg_data(), strategy="single", folder=f"run{i}", **QUICK).history["loss/train"])
         for i, model in enumerate(("gcn", GCN, GCN(hidden=8), Own))
     ]
     assert losses[0] == losses[1] == losses[2] == losses[3]
@@ -110,20 +96,20 @@ def test_the_losses_are_those_of_the_command(run_here):
 def test_a_pyg_model_is_given_by_its_class():
     further: Any = {"comm": "threads", "epochs": 2, "world_size": 2}
     looped: Any = {"dataset": {"self_loops": True}}  # its GATConv folds then
-    run = gnnpar.train(pyg_nets.Jumping, graph(), strategy="sar", folder="run", **looped, **further)
+    run = gnnpar.train(pyg_nets.Jumping, pyg_data(), strategy="sar", folder="run", **looped, **further)
     assert run.result["status"] == "completed"
     assert run.result["model"] == "jumping"
     trained = run.model
-    assert trained(graph()).shape == (6, 3)
+    assert trained(pyg_data()).shape == (6, 3)
     net = pyg_nets.Jumping(2, 3)
     net.load_state_dict({name.removeprefix("model.net."): value for name, value in trained.state_dict().items()})
-    of_a_function = gnnpar.train(pyg_nets.gcn, graph(), folder="function", **further, **KWARGS)
+    of_a_function = gnnpar.train(pyg_nets.gcn, pyg_data(), folder="function", **further, **KWARGS)
     assert of_a_function.result["settings"]["model"]["kwargs"] == {"hidden": 5}
     assert all(case.passed for case in gnnpar.check(pyg_nets.gcn, worlds=(1, 2)))
 
 
 def test_a_pyg_model_trains_on_the_graph_as_it_is(capsys):
-    data, further = graph(), {"comm": "threads", "epochs": 2, "world_size": 2, "model.kwargs": {}}
+    data, further = pyg_data(), {"comm": "threads", "epochs": 2, "world_size": 2, "model.kwargs": {}}
     prepared: Any = {"dataset": {"self_loops": True, "drop_duplicates": True}}
     edges = raw_graph().edge_index
     assert isinstance(edges, torch.Tensor)
@@ -152,7 +138,7 @@ def test_the_model_of_a_hetero_data_takes_it():
 
 
 def test_model_without_the_best_weights_says_so(capsys):
-    run = gnnpar.train("gcn", graph(), strategy="single", folder="run", **QUICK)
+    run = gnnpar.train("gcn", pyg_data(), strategy="single", folder="run", **QUICK)
     first = run.result | {"metric": run.result["metric"] | {"best_epoch": 0}}
     (run.folder / "result.json").write_text(json.dumps(first))
     shutil.rmtree(run.folder / "checkpoint" / "best", ignore_errors=True)
@@ -162,7 +148,7 @@ def test_model_without_the_best_weights_says_so(capsys):
 
 
 def test_compare_and_sweep():
-    compared = gnnpar.sweep([GCN, "sage"], graph(), strategy=["single", "graph_parallel"], world_size=2, **QUICK)
+    compared = gnnpar.sweep([GCN, "sage"], pyg_data(), strategy=["single", "graph_parallel"], world_size=2, **QUICK)
     frame = compared.frame
     assert len(frame) == 4
     assert set(frame["strategy"]) == {"single", "graph_parallel"}
@@ -177,28 +163,23 @@ def test_compare_and_sweep():
 
 def test_sweep_without_a_completed_run_is_refused(capsys):
     with pytest.raises(ConfigError, match="none of the 1 runs of the sweep has completed"):
-        gnnpar.sweep("gcn", graph(), strategy=["sarr"], **QUICK)
+        gnnpar.sweep("gcn", pyg_data(), strategy=["sarr"], **QUICK)
     assert "did you mean sar?" in capsys.readouterr().out
 
 
 def test_check_and_plan():
     cases = gnnpar.check(GCN(hidden=8), strategy="sar", worlds=(1, 2))
     assert [case.passed for case in cases] == [True, True]
-    found = gnnpar.plan(GCN(hidden=8), graph(), "pcie_server", world_size=2, cache_dir="cache", comm="threads")
+    found = gnnpar.plan(GCN(hidden=8), pyg_data(), "pcie_server", world_size=2, cache_dir="cache", comm="threads")
     assert found.file.exists()
     assert found.candidates
-    run = gnnpar.train("gcn", graph(), plan=found.file, world_size=2, **QUICK)
+    run = gnnpar.train("gcn", pyg_data(), plan=found.file, world_size=2, **QUICK)
     assert run.result["status"] == "completed"
 
 
 def adjacency(values: object = None) -> scipy.sparse.coo_array:
     src, dst = raw_graph().edge_index.numpy()
     return scipy.sparse.coo_array((np.ones(5, dtype=np.bool_) if values is None else values, (src, dst)), shape=(6, 6))
-
-
-def arrays(**changes: object) -> dict[str, object]:
-    fields = {key: value.numpy() for key, value in graph().to_dict().items()}
-    return {key: value for key, value in (fields | changes).items() if value is not None}
 
 
 def with_ragged_rows() -> networkx.DiGraph:
@@ -208,7 +189,7 @@ def with_ragged_rows() -> networkx.DiGraph:
 
 
 def as_networkx(**of_edges: float) -> networkx.DiGraph:
-    data: Any = graph()
+    data: Any = pyg_data()
     made = networkx.MultiDiGraph()
     for i in range(6):
         made.add_node(f"n{i}", x=data.x[i].tolist(), y=int(data.y[i]), train_mask=bool(data.train_mask[i]))
@@ -220,11 +201,11 @@ def as_networkx(**of_edges: float) -> networkx.DiGraph:
 
 @pytest.mark.parametrize(
     "given",
-    [lambda: arrays(), lambda: arrays(edge_index=None, adjacency=adjacency()), as_networkx],
+    [lambda: npz_arrays(), lambda: npz_arrays(edge_index=None, adjacency=adjacency()), as_networkx],
     ids=["arrays", "scipy", "networkx"],
 )
 def test_graph_in_every_form_is_the_same(given):
-    wanted = PT(path=str(write_given(graph()))).load(None, 0)
+    wanted = PT(path=str(write_given(pyg_data()))).load(None, 0)
     found = PT(path=str(write_given(given()))).load(None, 0)
     assert found.graph_hash == wanted.graph_hash
     assert torch.equal(found.train_mask, wanted.train_mask)
@@ -249,7 +230,7 @@ def local() -> object:
     class Local(GCN):
         pass
 
-    return gnnpar.train(Local, graph())
+    return gnnpar.train(Local, pyg_data())
 
 
 def trains(model: Any = "gcn", data: Any = "sbm", **further: Any) -> Callable[[], object]:
@@ -262,10 +243,10 @@ def trains(model: Any = "gcn", data: Any = "sbm", **further: Any) -> Callable[[]
     [
         (trains(data=5), "dataset given: there is a int; give a torch_geometric Data, a NetworkX graph, or a mapping"),
         (trains(data=adjacency()), "a SciPy matrix has no x and no y; give {'adjacency'"),
-        (trains(data=arrays(edge_attr=np.ones(5))), "edge_attr must be [5, width], one row an edge, got [5]"),
+        (trains(data=npz_arrays(edge_attr=np.ones(5))), "edge_attr must be [5, width], one row an edge, got [5]"),
         (trains(data=as_networkx(weight=2.0)), "1 of 6 edges have weight; give it to all or none"),
-        (trains(data=arrays(y=None)), "the Data has no y"),
-        (trains(data=arrays(x=[[1.0], [2.0, 3.0]])), "x has rows of several lengths; give each as many numbers"),
+        (trains(data=npz_arrays(y=None)), "the Data has no y"),
+        (trains(data=npz_arrays(x=[[1.0], [2.0, 3.0]])), "x has rows of several lengths; give each as many numbers"),
         (trains(data=with_ragged_rows()), "x has rows of several lengths"),
         (trains("gnc"), "model=gnc does not exist"),
         (trains(strategy="sarr"), "strategy=sarr does not exist, did you mean sar?"),
@@ -274,11 +255,11 @@ def trains(model: Any = "gcn", data: Any = "sbm", **further: Any) -> Callable[[]
         (trains(5), "model is a int; give a name, a dataclass made from gnnpar.models.gnn.ModelConfig, or"),
         (trains(torch.nn.Linear(2, 2)), "model is a Linear that is made already, and every rank makes its own"),
         (trains(GCN(hidden=8), **{"model.hiden": 8}), "did you mean hidden"),
-        (trains(data=graph(), dataset={"path": "b.pt"}), "data is given, and dataset.path=b.pt: leave one of"),
+        (trains(data=pyg_data(), dataset={"path": "b.pt"}), "data is given, and dataset.path=b.pt: leave one of"),
         (trains(data="my.npz", **{"dataset.path": "b.npz"}), "data is given, and dataset.path=b.npz: leave one of"),
         (trains(dataset="cora"), "data is given, and dataset=cora: leave one of them out"),
         (local, "Local is defined inside a function"),
-        (trains(lambda in_dim, out_dim: None, graph()), "the model is a lambda, which has no name"),
+        (trains(lambda in_dim, out_dim: None, pyg_data()), "the model is a lambda, which has no name"),
         (
             trains(torch_geometric.nn.GCN, **{"model.kwargs": {"hidden": object}}),
             "model.kwargs.hidden is a type, which",
@@ -335,7 +316,7 @@ def test_numbers_of_numpy_are_those_of_python():
 
 
 def test_check_on_an_own_graph_passes(capsys):
-    data = graph()
+    data = pyg_data()
     data = Data(**{**data.to_dict(), "edge_index": raw_graph().edge_index.unique(dim=1)})
     data.edge_weight = torch.rand(data.num_edges) + 0.5
     cases = gnnpar.check(pyg_nets.weighted, data, strategy="sar", worlds=(3,))
@@ -360,7 +341,7 @@ def test_codec_that_is_not_read_is_reported(capsys):
 
 
 def test_failed_run_raises_its_reason():
-    data = graph()
+    data = pyg_data()
     del data.train_mask, data.val_mask, data.test_mask
     with pytest.raises(TrainingFailed, match="no split of its own") as caught:
         gnnpar.train("gcn", data, folder="failed", **QUICK)
@@ -499,7 +480,7 @@ def test_folders_of_a_sweep_are_absolute(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_features_of_bfloat16_are_trained_on(tmp_path: Path) -> None:
-    data = graph()
+    data = pyg_data()
     assert data.x is not None
     data.x = data.x.bfloat16()
     assert gnnpar.train("gcn", data, strategy="single", **QUICK).result["epochs_done"] == 2
@@ -572,3 +553,108 @@ def test_torch_settings_of_the_caller_change_no_numbers(run_python: Run, tmp_pat
     (tmp_path / "program.py").write_text(STATES)
     done = run_python("program.py", timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+SMALL: Any = {"precision": "fp64", "model.hidden": 8, "dataset.num_nodes": 300}
+LOOP = """
+import json, os, torch
+import gnnpar
+small = {"precision": "fp64", "model.hidden": 8, "dataset.num_nodes": 300, "threads_per_rank": 1}
+with gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", partition="random", folder="met", **small) as session:
+    optimizer = torch.optim.SGD(session.parameters(), lr=0.1)
+    losses = [session.train_epoch(optimizer) for _ in range(3)]
+    found = {
+        "losses": losses,
+        "nodes": len(session.node_ids),
+        "logits": session.gather(session.predict()).tolist(),
+        "test": session.evaluate()["test"],
+        "weights": session.state_dict()["layers.0.conv.weight"].tolist(),
+    }
+    with open(f"found{session.rank}.json", "w") as file:
+        json.dump(found, file)
+"""
+
+
+def alone(model: Any = "gcn", **keys: Any) -> Session:
+    return gnnpar.distribute(model, "sbm", strategy="graph_parallel", folder="alone", **{**SMALL, **keys})
+
+
+def test_the_losses_are_those_of_train() -> None:
+    run = gnnpar.train("gcn", "sbm", strategy="single", folder="run", epochs=3, **SMALL)
+    with alone(epochs=3) as session:
+        assert [session.train_epoch() for _ in range(3)] == list(run.history["loss/train"])
+        last = run.history.iloc[-1]
+        assert session.evaluate() == {part: last[f"metric/{part}"] for part in ("train", "val", "test")}
+        logits = session.gather(session.predict())
+    assert session.epoch == 3
+    assert logits.shape == (300, run.model.model.out_dim)
+
+
+@pytest.mark.slow  # the examples, a job of their own, run a script under torchrun, too
+def test_joined_ranks_equal_one_rank(run_python: Run, tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py")
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"found{rank}.json").read_text()) for rank in range(2))
+    assert first.pop("nodes") + second.pop("nodes") == 300
+    assert first == second
+    with alone() as session:
+        optimizer = torch.optim.SGD(session.parameters(), lr=0.1)
+        losses = [session.train_epoch(optimizer) for _ in range(3)]
+        assert first["losses"] == pytest.approx(losses, rel=1e-12)
+        torch.testing.assert_close(torch.tensor(first["logits"]).double(), session.gather(session.predict()))
+        weights = session.state_dict()["layers.0.conv.weight"]
+        torch.testing.assert_close(torch.tensor(first["weights"]).double(), weights)
+        assert first["test"] == session.evaluate()["test"]
+
+
+def test_a_pyg_class_loads_its_weights() -> None:
+    keys: Any = {"model.kwargs": {"hidden": 5}, "dataset.num_nodes": 300}
+    with gnnpar.distribute(pyg_nets.gcn, "sbm", strategy="single", folder="alone", **keys) as session:
+        session.train_epoch()
+        weights = session.state_dict()
+        columns = next(weight for weight in weights.values() if weight.ndim == 2).shape[1]
+        pyg_nets.gcn(columns, session.predict().shape[1], hidden=5).load_state_dict(weights)
+
+
+@pytest.mark.parametrize("comm", ["gloo", "threads"])
+def test_session_with_more_ranks_than_started_is_one_line(comm: str) -> None:
+    line = "starts no ranks: start the script with torchrun --master-port=29500 --nproc-per-node=2"
+    with pytest.raises(ConfigError, match=line):
+        gnnpar.distribute("gcn", "sbm", strategy="graph_parallel", world_size=2, comm=comm, folder="alone", **SMALL)
+
+
+def test_session_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
+    with alone(), pytest.raises(ConfigError, match=r"alone is in use by process \d+"):
+        alone()
+    gnnpar.train("gcn", "sbm", strategy="single", folder="alone", epochs=1, **SMALL)
+    plan = (tmp_path / "alone" / "plan.json").read_bytes()
+    with pytest.raises(ConfigError, match="alone holds a run that has completed"):
+        alone()
+    assert (tmp_path / "alone" / "plan.json").read_bytes() == plan
+
+
+@pytest.mark.slow  # two interpreters
+def test_refusal_of_one_rank_ends_both(tmp_path: Path) -> None:
+    script = "import os, gnnpar\n"
+    script += "gnnpar.distribute('gcn', 'sbm', strategy='sarr' if os.environ['RANK'] == '1' else 'sar', folder='met')\n"
+    (tmp_path / "loop.py").write_text(script)
+    env = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen([sys.executable, "loop.py"], env={**env, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    lines = [rank.communicate(timeout=100)[1].splitlines()[-1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert f"rank 1 on {socket.gethostname()}: strategy=sarr does not exist, did you mean sar?" in lines[0]
+    assert "strategy=sarr does not exist, did you mean sar?" in lines[1]
+
+
+def test_value_with_a_reference_is_refused() -> None:
+    with pytest.raises(ConfigError, match="would be read as the value of another key"):
+        gnnpar.train("gcn", "/tmp/${oc.env:HOME}.pt", strategy="single", folder="run")
+
+
+def test_rows_of_other_nodes_are_refused() -> None:
+    with alone() as session, pytest.raises(ValueError, match="3 rows, but this rank has 300 nodes"):
+        session.gather(torch.zeros(3))

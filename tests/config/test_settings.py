@@ -1,30 +1,41 @@
-"""Settings from YAML: every key, type, range and Literal is checked before a rank starts, in one line."""
+"""Settings from YAML, plans and overrides are checked before a rank starts; files are whole or not there."""
 
+import errno
+import json
+import os
 import pickle
+import random
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import invalidate_caches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import annotated_types as at
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from composing import names
-from conftest import Run
+from conftest import Refused, Run
 from gnnpar import targets
 from gnnpar.cli import plan
+from gnnpar.cli.main import run
 from gnnpar.cli.train import run_training
-from gnnpar.config.compose import compose
-from gnnpar.config.inputs import expand_shorthands, with_plan
+from gnnpar.config.compose import compose, with_references
+from gnnpar.config.inputs import as_value, expand_shorthands, with_plan
 from gnnpar.config.jobs import job_key
+from gnnpar.files import WriteError, open_atomic, read_json, write_text_atomic
+from gnnpar.launch.launch import world_of
 from gnnpar.models.gcn import GCN
-from gnnpar.paths import conf_dir, locate
-from gnnpar.settings import ConfigError, build_settings, describe, instantiate
+from gnnpar.paths import conf_dir, locate, own_cache, path_of
+from gnnpar.settings import ConfigError, build_settings, instantiate, iter_groups
 from gnnpar.targets import refuse_foreign
-from gnnpar.training.checks import check_strategy
+from gnnpar.training.checks import check, check_strategy
+from gnnpar.training.result.record import agreed_on
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as __main__ sets them
 GROUPS = {p.name: names(p.name) for p in sorted(conf_dir().iterdir()) if p.name not in ("codec", "debug", "tune")}
@@ -243,13 +254,6 @@ def test_number_of_an_environment_variable_is_a_number(monkeypatch: pytest.Monke
         compose(["world_size=${oc.env:WORD}"])
 
 
-def test_types_in_words() -> None:
-    assert describe(int | None) == "a whole number or null"
-    assert describe(tuple[int, ...]) == "a list of a whole number"
-    assert describe(Literal["x"]) == "x"
-    assert describe(Annotated[float, at.Interval(gt=2.0, lt=3)]) == "a number > 2 and < 3"
-
-
 def test_plan_beside_a_strategy_or_codec_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text('{"strategy": {"name": "single", "_target_": "gnnpar.parallel.single.strategy.Single"}}')
@@ -370,15 +374,213 @@ def test_file_names_only_classes_in_the_yaml_of_a_plugin(tmp_path: Path, monkeyp
     assert not (tmp_path / "ran").exists()
 
 
-def test_key_beside_a_plan_changes_the_model_of_the_plan(tmp_path: Path) -> None:
+def test_key_beside_a_plan_changes_the_model_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is named like the key is no config group."""
+    monkeypatch.chdir(tmp_path)
     made_for = ["model=sage", "model.hidden=32", "dataset=sbm", "dataset.num_nodes=80", "world_size=1", "--no-measure"]
-    assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
-    settings = compose([f"plan={tmp_path}/p/plan.json", "model.dropout=0.1"])
+    assert plan.run([*made_for, "--out", "plan"]) == 0
+    settings = compose(["plan=plan/plan.json", "model.dropout=0.1"])
+    assert settings.resolved["plan"] == "plan/plan.json"
     assert (settings.names["model"], settings.resolved["model"]["hidden"]) == ("sage", 32)
     assert settings.resolved["model"]["dropout"] == 0.1
 
 
-def test_folder_with_the_name_of_a_key_is_no_config_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_to_a_dataset_follow_the_one_of_a_plan() -> None:
+    model = {"_target_": "gnnpar.models.pyg.model.PyG", "kwargs": {"of": "${dataset.classes}", "all": ["a ${seed}"]}}
+    data = {"name": "a", "classes": 8}
+    written = {"seed": 0, "model": model, "optim": {"note": "on ${dataset.name}"}, "dataset": data}
+    kwargs = {"of": 8, "all": ["a 0"]}
+    before = {**written, "model": {**model, "kwargs": kwargs}, "optim": {"note": "on a"}}
+    made = with_references({"dataset": {"name": "b", "classes": 4}}, written, before)
+    assert made == {"seed": 0, "model": {**model, "kwargs": {**kwargs, "of": 4}}, "optim": {"note": "on b"}}
+    assert with_references({"seed": 3}, written, before)["model"]["kwargs"]["all"] == ["a 3"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "line"),
+    [
+        ({"name": "${oc.env:HOME}"}, r"dataset of a file may hold no \$\{"),
+        ({}, "dataset of a file: .*name.* not found"),
+    ],
+)
+def test_references_inside_a_plan_are_refused(dataset: dict[str, str], line: str) -> None:
+    written = {"model": {"text": "${dataset.name}"}, "dataset": {"name": "a"}}
+    before = {**written, "model": {"text": "a"}}
+    with pytest.raises(ConfigError, match=line):
+        with_references({"dataset": dataset}, written, before)
+
+
+@pytest.mark.slow
+def test_experiment_beside_a_plan_is_refused_where_both_set_a_group(
+    run_here: Run, refused: Refused, tmp_path: Path
+) -> None:
+    rmat = ("dataset=rmat", "dataset.scale=6")
+    assert run_here("train", *rmat, "strategy=single", "epochs=1", "hydra.run.dir=run").returncode == 0
+    file = tmp_path / "run" / "plan.json"
+    setup = {"names": {"dataset": "rmat"}, "dataset": compose(rmat).resolved["dataset"]}
+    file.write_text(json.dumps(read_json(file) | {"setup": setup}))
+    (tmp_path / "experiment").mkdir()
+    for name, text in {"other": "defaults:\n  - override /dataset: sbm_typed\n", "longer": "epochs: 2\n"}.items():
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
+    for several in ("+experiment=other", "debug=tiny"):
+        refused(f"{several}: also sets keys that run/checkpoint", "predict", "run", several, "--out", "logits.npy")
+        said = f"{several}: also sets keys that gnnpar check does not read"
+        refused(said, "check", "strategy=single", several, "--worlds", "1")
+    common = ("train", "plan=run/plan.json", "threads_per_rank=1")
+    assert run_here(*common, "+experiment=longer", "hydra.run.dir=a").returncode == 0
+    assert read_json(tmp_path / "a" / "result.json")["epochs_done"] == 2
+    said = "experiment=other sets the dataset, and so does the file of plan= or shards=: leave one of them out"
+    refused(said, *common, "+experiment=other", "hydra.run.dir=b")
+    refused("debug=overfit sets the", *common, "debug=overfit", "hydra.run.dir=b")
+
+
+def test_fingerprint_of_a_rank_names_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert not plan.run(["model=gcn", "dataset=sbm", "dataset.num_nodes=60", "--no-measure", "--out", "plan"])
-    assert compose(["plan=plan/plan.json"]).resolved["plan"] == "plan/plan.json"
+    few = ["dataset=sbm", "dataset.num_nodes=60"]
+    for out in ("one", "two"):
+        assert run("partition", [*few, "world_size=2", f"out={out}"]) == 0
+    assert run("partition", [*few, "dataset.graph_seed=1", "world_size=2", "out=other"]) == 0
+    plain, one, two, other = (
+        agreed_on(compose(given))
+        for given in ([*few, "world_size=2"], ["shards=one"], ["shards=two"], ["shards=other"])
+    )
+    assert plain["shards"] == "none" and one["shards"] == two["shards"]
+    assert len({each["shards"] for each in (plain, one, other)}) == 3
+
+
+SMALL = ["dataset=sbm", "dataset.num_nodes=60"]
+
+
+def test_config_yaml_has_what_a_plan_brings(tmp_path: Path) -> None:
+    assert plan.run([*SMALL, "model=sage", "world_size=1", "--no-measure", "--out", str(tmp_path / "p")]) == 0
+    asked = [f"plan={tmp_path}/p/plan.json", "epochs=1", f"hydra.run.dir={tmp_path}/run"]
+    assert run("train", asked) == 0
+    left = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    settings = read_json(tmp_path / "run" / "result.json")["settings"]
+    assert {key: left[key] for key in ("model", "strategy", "dataset")} == {
+        key: settings[key] for key in ("model", "strategy", "dataset")
+    }
+
+
+@pytest.mark.slow
+def test_plan_prices_its_own_model_and_keeps_its_parts(tmp_path: Path) -> None:
+    made_for = ["dataset=sbm", "dataset.num_nodes=300", "topology=two_nodes", "--no-measure", "world_size=2"]
+    assert plan.run([*made_for, "--out", str(tmp_path / "p")]) == 0
+    asked = [f"plan={tmp_path}/p/plan.json", "comm=threads", "epochs=1"]
+    with pytest.raises(ConfigError, match="the plan has its parts"):
+        compose([*asked, "partition=random"])
+    for run_dir, more, priced in (("own", [], True), ("other", ["model=gat"], False)):
+        assert run("train", [*asked, *more, f"hydra.run.dir={tmp_path}/{run_dir}"]) == 0
+        assert (read_json(tmp_path / run_dir / "result.json")["predicted"] is not None) == priced
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", ["null", "a,b", "k=v", "it's", "1e3", "shards-2", "a b/c", "nan"])
+def test_printed_value_is_read_back_as_the_same_path(name: str) -> None:
+    assert compose([f"profile={as_value(name)}"]).profile == Path(name)
+
+
+TINY = ("debug=tiny", "comm=threads", "tracker=jsonl", "threads_per_rank=1", "checkpoint.keep=0", "epochs=1")
+VALUES = (
+    *("0", "1", "-1", "0.5", "64", "4097", "1e3", "1e400", "9223372036854775808", "nan", "-inf", "null", "true", "''"),
+    *("x", "auto", "a/b", "../x", "[]", "[1,2]", "[null]", "[[1]]", "{}", "{a:1}", "{_target_:os.system}", "'\x1b[2J'"),
+    *("${seed}", "${nothing}", "${oc.env:NOT_THERE}", "???", "'a=b'", "a:b", "#", "gcn", "x" * 300, "1,2", "range(3)"),
+)
+SHAPES = ("{key}={value}", "+{key}={value}", "++{key}={value}", "~{key}", "{key}", "={value}", "{key}.x={value}")
+
+
+@cache
+def keys(choice: str) -> tuple[str, ...]:
+    """Return every key of the group that a choice such as model=gat is of; every key for no choice."""
+    group = choice.partition("=")[0]
+    found = paths(compose([choice] if choice else []).resolved, "")
+    return tuple(path for path in found if path.startswith(f"{group}." if group else ""))
+
+
+def paths(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in tree.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from paths(value, f"{prefix}{key}.")
+
+
+def overrides(number: int) -> list[str]:
+    """Return the overrides of case `number`."""
+    rng = random.Random(f"override/{number}")
+    group = rng.choice(("strategy", "model", "optim", "partition", "codec", "comm", ""))
+    choice = group and f"{group}={rng.choice(names(group))}"
+    found = [choice] if choice else []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        if rng.random() < 0.1:
+            other = rng.choice([*iter_groups()])
+            found.append(f"{other}={rng.choice([*names(other), 'x', 'null', '../x', '[]'])}")
+        else:
+            shape = SHAPES[0] if rng.random() < 0.6 else rng.choice(SHAPES)
+            found.append(shape.format(key=rng.choice(keys(choice) or keys("")), value=rng.choice(VALUES)))
+    return found
+
+
+def is_accepted(given: list[str], place: Path) -> bool:
+    try:
+        settings = compose([*TINY, f"data_dir={place}", f"cache_dir={place}", *given])
+        check(settings, world_of(settings))
+    except Exception as error:
+        if not isinstance(error, ValueError) or not re.fullmatch(".{1,999}", str(error)):
+            raise AssertionError(given) from error
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_many_random_overrides_are_accepted_or_refused_in_one_line(tmp_path: Path) -> None:
+    accepted = [is_accepted(overrides(number), tmp_path) for number in range(1000)]
+    assert any(accepted) and not all(accepted)
+
+
+@pytest.mark.parametrize("given", ["codec=[null]", "optim=[1]", "shards=64"])
+def test_group_or_shards_without_a_name_are_refused(given: str, tmp_path: Path) -> None:
+    assert not is_accepted([given], tmp_path)
+
+
+def test_write_of_an_existing_file_replaces_it(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    write_text_atomic(file, "new")
+    assert file.read_text() == "new" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_error_while_writing_keeps_the_old_file(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    with pytest.raises(ZeroDivisionError), open_atomic(file) as out:
+        out.write(b"half" * (1 // 0))
+    assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_full_disk_is_one_line_with_the_file(tmp_path):
+    file = tmp_path / "a.txt"
+    with pytest.raises(WriteError) as raised, open_atomic(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(raised.value) == f"{file} cannot be written: No space left on device"
+    assert raised.value.errno == errno.ENOSPC and not os.listdir(tmp_path)
+
+
+def test_missing_folder_is_one_line_with_the_file(tmp_path):
+    with pytest.raises(OSError, match=r"b/a\.txt cannot be written: No such file or directory"):
+        write_text_atomic(tmp_path / "b" / "a.txt", "")
+
+
+def test_tilde_of_a_path_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/mine")
+    assert path_of("~/runs", "folder") == Path("/home/mine/runs")
+    with pytest.raises(ValueError, match=r"folder=~nobodyx/runs: there is no such user; write the folder out$"):
+        path_of("~nobodyx/runs", "folder")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # a user without HOME and passwd entry
+    with pytest.raises(ValueError, match="folder=~/runs: this user has no home folder; set HOME, or write the folder"):
+        path_of("~/runs", "folder")
+
+
+def test_relative_cache_of_the_user_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", ".cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert own_cache() == tmp_path / ".cache" / "gnnpar"

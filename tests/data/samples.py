@@ -1,14 +1,18 @@
 """Small raw graphs and real folders for the tests of gnnpar.data."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from gnnpar.data import RawGraph
+from gnnpar.data.folder import Folder
+from gnnpar.data.npz import NPZ
+from gnnpar.data.saved import PT, write_given
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -26,15 +30,37 @@ def raw_graph(**changes: Any) -> RawGraph:
     return RawGraph(**(fields | changes))
 
 
-def npz_arrays(**changes: Any) -> dict[str, np.ndarray]:
-    """The same graph as arrays of a user's file; None removes a key."""
+def pyg_data(**changes: Any) -> Data:
+    """The same graph as PyG has it; None removes a field."""
     raw = raw_graph()
     assert raw.masks is not None
-    arrays: dict[str, Any] = {"edge_index": raw.edge_index.numpy(), "x": raw.x.numpy(), "y": raw.y.numpy()}
-    arrays |= {
-        f"{part}_mask": mask.bool().numpy() for part, mask in zip(("train", "val", "test"), raw.masks, strict=True)
-    }
-    return {key: np.asarray(value) for key, value in (arrays | changes).items() if value is not None}
+    train, val, test = (mask.bool() for mask in raw.masks)
+    fields = {"x": raw.x, "y": raw.y, "edge_index": raw.edge_index}
+    fields |= {"train_mask": train, "val_mask": val, "test_mask": test}
+    return Data(**{key: value for key, value in (fields | changes).items() if value is not None})
+
+
+def npz_arrays(**changes: Any) -> dict[str, Any]:
+    """The same graph as arrays of a user's file; None removes a key."""
+    arrays = {key: value.numpy() for key, value in pyg_data().to_dict().items()}
+    return {key: value for key, value in (arrays | changes).items() if value is not None}
+
+
+def sources(folder: Path, arrays: Mapping[str, Any], **how: Any) -> tuple[PT, PT, NPZ, Folder]:
+    """The same arrays in a `.pt`, given in memory, in an `.npz` and in a folder of `.npy`."""
+    torch.save(Data(**{key: torch.from_numpy(array) for key, array in arrays.items()}), folder / "g.pt")
+    np.savez(folder / "g.npz", **arrays)
+    (folder / "g").mkdir(exist_ok=True)
+    src, dst = arrays["edge_index"]
+    for key, array in {**arrays, "src": src, "dst": dst}.items():
+        if key != "edge_index":
+            np.save(folder / "g" / f"{key}.npy", array)
+    return (
+        PT(path=str(folder / "g.pt"), **how),
+        PT(path=str(write_given(arrays)), **how),
+        NPZ(path=str(folder / "g.npz"), **how),
+        Folder(path=str(folder / "g"), **how),
+    )
 
 
 def shared(*names: str) -> Path:

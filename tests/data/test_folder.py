@@ -22,6 +22,7 @@ from gnnpar.data.folder import Folder
 from gnnpar.data.preprocess import Preprocess, canonical_edges
 from gnnpar.data.raw import EdgeList
 from gnnpar.folds.edge_data import SelfLoops
+from outcomes import refused
 
 NODES = 211
 
@@ -139,9 +140,8 @@ def test_the_bucket_sort_is_canonical(tmp_path: Path, nodes: int, edges: int) ->
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, arrays: dict, said: str) -> None:
     config = Folder(path=str(write(tmp_path / "g", **arrays)))
-    with pytest.raises(ValueError, match=said) as caught:
+    with refused(said):
         config.stored(None, 0, tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_what_is_missing_is_one_line(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 
-from data.samples import hetero
+from data.samples import hetero, sources
 from gnnpar.data.dataset import MATRICES, Dataset
 from gnnpar.data.folder import Folder
 from gnnpar.data.npz import NPZ
@@ -272,22 +272,13 @@ def hetero_case(number: int, place: Path) -> None:
 def write_files(place: Path) -> dict[str, Callable[[], Dataset]]:
     """Write a graph in every format. Return a reader for each file."""
     arrays = graph()
-    np.savez(place / "graph.npz", **arrays)
+    pt, _, npz, folder = sources(place, arrays)
     np.savez_compressed(place / "packed.npz", **arrays)
-    torch.save(Data(**{key: torch.from_numpy(array) for key, array in arrays.items()}), place / "graph.pt")
     torch.save(hetero(), place / "hetero.pt")
-    (place / "graph").mkdir(exist_ok=True)
-    arrays["src"], arrays["dst"] = arrays.pop("edge_index")
-    for name, array in arrays.items():
-        np.save(place / "graph" / f"{name}.npy", array)
-    folder = partial(Folder(path=str(place / "graph")).load, None, 0)
-    return {
-        "graph.npz": partial(NPZ(path=str(place / "graph.npz")).load, None, 0),
-        "packed.npz": partial(NPZ(path=str(place / "packed.npz")).load, None, 0),
-        "graph.pt": partial(PT(path=str(place / "graph.pt")).load, None, 0),
-        "hetero.pt": partial(PT(path=str(place / "hetero.pt"), self_loops=False).load, None, 0),
-        **{f"graph/{name}.npy": folder for name in ("x", "y", "src", "edge_weight", "train_mask")},
-    }
+    configs = {"g.npz": npz, "packed.npz": NPZ(path=str(place / "packed.npz")), "g.pt": pt}
+    configs["hetero.pt"] = PT(path=str(place / "hetero.pt"), self_loops=False)
+    configs |= {f"g/{name}.npy": folder for name in ("x", "y", "src", "edge_weight", "train_mask")}
+    return {name: partial(config.load, None, 0) for name, config in configs.items()}
 
 
 def file_case(number: int, place: Path) -> None:
@@ -304,8 +295,8 @@ def test_every_format_is_accepted_as_written(tmp_path: Path) -> None:
         assert attempt(partial(lambda read: check(read()), read)) == ("accepted", ""), name
     out = io.BytesIO()
     np.save(out, np.zeros((0, 3)))
-    (tmp_path / "graph" / "edge_attr.npy").write_bytes(out.getvalue())
-    ending, line = attempt(lambda: Folder(path=str(tmp_path / "graph")).load(None, 0))
+    (tmp_path / "g" / "edge_attr.npy").write_bytes(out.getvalue())
+    ending, line = attempt(lambda: Folder(path=str(tmp_path / "g")).load(None, 0))
     assert ending == "refused" and "edge_attr.npy is float64 [0, 3]" in line
 
 

@@ -18,10 +18,9 @@ from gnnpar.report.comparison import compare
 from gnnpar.report.page import write_page
 from gnnpar.report.runs import collect
 from gnnpar.track.keys import PHASES
-from planted_runs import DROP, Plant, accurate, plant, real_run
+from planted_runs import DROP, OURS, Plant, accurate, plant, real_run
 
 pytestmark = pytest.mark.slow
-OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
 SAME = ("strategy", "model", "seed", "status", "provenance")
 PAIRS = {name: name for name in SAME} | {  # attribute of a row -> path in result.json
     **{"worldSize": "world_size", "threadsPerRank": "threads_per_rank", "epochSeconds": "epoch_seconds.median"},

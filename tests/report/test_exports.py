@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,9 +18,7 @@ from gnnpar.report.exports import Table
 from gnnpar.report.latex import TEXT_WIDTH, _tex, as_latex
 from gnnpar.settings import ConfigError
 from gnnpar.track.jsonl import read_rows
-from planted_runs import DROP, Plant, accurate, real_run
-
-OURS: dict[str, Any] = {"strategy": "graph_parallel", "world_size": 2, "transport": "gloo"}
+from planted_runs import DROP, OURS, Plant, accurate, real_run
 
 
 @pytest.fixture

@@ -1,10 +1,19 @@
 """tracker=wandb: what is kept offline equals what the run wrote, and an absent server is one line."""
 
+from __future__ import annotations
+
 import json
 import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,8 +25,145 @@ from gnnpar.track import keys
 from gnnpar.track import wandb as mirror
 from gnnpar.track.console import Lines
 from gnnpar.track.jsonl import read_rows
-from offline_runs import read_run
-from wandb_server import Server, serve
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """The records of one .wandb file, by type, in order."""
+
+    records: list[dict[str, Any]]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [record[kind] for record in self.records if record["type"] == kind]
+
+    @property
+    def run(self) -> dict[str, Any]:
+        (record,) = self.of("run")
+        return record
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.run["config"]["update"]
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """History of the epochs, without what wandb and the tables of epoch 0 add."""
+        items = [record["item"] for record in self.of("history") if "epoch" in record["item"]]
+        return [{k: v for k, v in item.items() if not k.startswith(("_", "tables/"))} for item in items]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The last value of everything, nested names joined by dots."""
+        merged: dict[str, Any] = {}
+        for record in self.of("summary"):
+            merged |= record["update"]
+        return merged
+
+    @property
+    def step_metrics(self) -> dict[str, str]:
+        return {m["name"]: m["step_metric"] for m in self.of("metric") if "step_metric" in m}
+
+    def artifact(self, kind: str) -> bytes:
+        """The content of the one file of the one artifact of a type."""
+        (found,) = (record for record in self.of("artifact") if record["type"] == kind)
+        (entry,) = found["manifest"]["contents"]
+        return Path(entry["local_path"]).read_bytes()
+
+    def tables(self) -> dict[str, Any]:
+        """Name -> the table, of what was logged as one."""
+        contents = [
+            entry
+            for record in self.of("artifact")
+            if record["type"] == "run_table"
+            for entry in record["manifest"]["contents"]
+        ]
+        return {
+            entry["path"].removesuffix(".table.json"): json.loads(Path(entry["local_path"]).read_text())
+            for entry in contents
+        }
+
+
+def read_run(folder: Path) -> OfflineRun:
+    """The one offline run under a run folder."""
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return OfflineRun([json.loads(line) for line in done.stdout.splitlines()])
+
+
+BUCKET = {
+    "id": "b",
+    "name": "run",
+    "displayName": "run",
+    "description": None,
+    "config": None,
+    "sweepName": None,
+    "historyLineCount": 0,
+    "project": {"id": "p", "name": "gnnpar", "entity": {"id": "e", "name": "me"}},
+}
+ANSWERS = {
+    "Viewer": {"viewer": {"id": "1", "entity": "me", "username": "me", "email": "", "flags": "{}"}},
+    "UpsertBucket": {"upsertBucket": {"bucket": BUCKET, "inserted": True}},
+    "ServerFeaturesQuery": {"serverInfo": {"features": []}},
+}
+
+
+class Server:
+    """`history`: the rows received. `exit_codes`: how runs ended. `hang`: set it, and nothing is answered any more."""
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, Any]] = []
+        self.exit_codes: list[int] = []
+        self.hang, self.over = threading.Event(), threading.Event()
+        self.url = ""
+
+    def answer(self, path: str, body: bytes) -> dict[str, Any]:
+        if path.endswith("file_stream"):
+            sent = json.loads(body)
+            lines = sent.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+            self.history += map(json.loads, lines)
+            self.exit_codes += [sent["exitcode"]] if sent.get("complete") else []
+            return {}
+        if not path.startswith("/graphql"):
+            return {}
+        operation = re.search(r"(?:query|mutation)\s+(\w+)", json.loads(body)["query"])
+        data = ANSWERS.get(operation[1]) if operation else None
+        return {"data": data} if data else {"data": None, "errors": [{"message": "not here"}]}
+
+
+@contextmanager
+def serve() -> Iterator[Server]:
+    server = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            if server.hang.is_set():
+                server.over.wait()
+                return
+            data = json.dumps(server.answer(self.path, body)).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        listener.daemon_threads, listener.block_on_close = True, False
+        server.url = f"http://127.0.0.1:{listener.server_port}"
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.over.set()
+            listener.shutdown()
+
 
 TINY = ("dataset.num_nodes=400", "dataset.avg_degree=8", "threads_per_rank=1", "hydra.run.dir=run")
 OFFLINE = ("tracker=wandb", "tracker.mode=offline")
@@ -58,8 +204,10 @@ def test_an_offline_run_is_the_run(gnnpar: Run, tmp_path: Path) -> None:
     assert kept.epochs == [mirror.flat(row) | mirror.curves_over_cost(row) for row in rows]
     assert kept.epochs[3]["against_gigabytes/metric/val"] == rows[3]["metric/val"]
     assert kept.epochs[3][mirror.GIGABYTES] * 1e9 == pytest.approx(rows[3]["comm/total_bytes_so_far"])
-    assert {f"memory/peak_bytes/rank_{rank}" for rank in (0, 1)} <= set(kept.epochs[5])
-    assert kept.epochs[4]["fidelity/layers/layers_1/cosine"] == rows[4]["fidelity/layers"]["layers.1"][0]
+    memory = {"memory/peak_bytes/rank_0", "memory/peak_bytes/rank_1", "memory/live_bytes/parameters"}
+    assert memory <= set(kept.epochs[5])
+    probed = [kept.epochs[4][f"fidelity/layers/layers_1/{name}"] for name in ("cosine", "relative_error")]
+    assert probed == rows[4]["fidelity/layers"]["layers.1"]
     axes = kept.step_metrics
     assert (axes["loss/train"], axes["against_seconds/loss/train"]) == ("epoch", "time/train_seconds")
     assert axes["against_gigabytes/loss/train"] == mirror.GIGABYTES
@@ -280,25 +428,6 @@ def test_without_a_working_wandb_training_has_no_mirror(
     captured = capsys.readouterr()
     assert captured.err == "gnnpar: wandb cannot be used (No module named 'wandb'); metrics.jsonl has everything\n"
     assert captured.out == ""
-
-
-def test_lists_are_by_rank_and_mappings_by_name() -> None:
-    row = {
-        "epoch": 3,
-        "metric/name": "accuracy",
-        "time/cpu_seconds": [1.0, 2.0],
-        "memory/live_bytes": {"halo": 5},
-        "fidelity/layers": {"layers.0": [0.5, 0.25]},
-    }
-    assert mirror.flat(row) == {
-        "epoch": 3,
-        "metric/name": "accuracy",
-        "time/cpu_seconds/rank_0": 1.0,
-        "time/cpu_seconds/rank_1": 2.0,
-        "memory/live_bytes/halo": 5,
-        "fidelity/layers/layers_0/cosine": 0.5,
-        "fidelity/layers/layers_0/relative_error": 0.25,
-    }
 
 
 def test_wandb_that_never_starts_is_not_waited_for(

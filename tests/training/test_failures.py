@@ -1,18 +1,26 @@
-"""Killed, interrupted and failing ranks: one line, a non-zero exit, result.json, no process left."""
+"""Killed, interrupted and failing ranks: one line and a result; one run at a time in a run folder."""
 
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
 
-from conftest import Run
-from started import TINY, Started
+from checkpoints import SMALL, result, rows, train
+from conftest import Refused, Run
+from gnnpar import api
+from gnnpar.data.files import cached_folder
+from gnnpar.files import LOCK, JsonObject, working_in
+from gnnpar.track.jsonl import Jsonl
+from gnnpar.training.checkpoint.policy import CheckpointPolicy
+from started import LONG, TINY, Started
 
 FAILING = """
 from dataclasses import dataclass
@@ -158,3 +166,133 @@ def test_failed_job_does_not_stop_a_sweep(run_here: Run, failing: str, tmp_path:
     assert done.stderr == f"gnnpar: {LINE}\n"
     results = [json.loads((tmp_path / "sweep" / job / "result.json").read_text()) for job in ("0", "1")]
     assert [r["status"] for r in results] == ["failed", "completed"]
+
+
+ONE_PROCESS = ("comm=threads", "checkpoint.every=2")
+
+
+@pytest.fixture
+def first(tmp_path: Path):
+    """A run in tmp_path/run that has trained some epochs and goes on."""
+    run = Started(tmp_path, *ONE_PROCESS, num_ranks=1)
+    yield run
+    run.cleanup()
+
+
+def test_second_run_in_a_folder_is_refused_and_changes_nothing(first: Started, refused: Refused) -> None:
+    folder = first.folder / "run"
+    before = (folder / "config.yaml").read_bytes()
+    line = f"gnnpar: {folder} is in use by process {first.process.pid} of {socket.gethostname()} since "
+    for how in ((), ("resume=auto",)):
+        said = refused(line, "train", *LONG, *ONE_PROCESS, "epochs=3", "seed=5", *how)
+        assert said.endswith(": wait for it, or choose another hydra.run.dir\n")
+    assert (folder / "config.yaml").read_bytes() == before
+    first.process.send_signal(signal.SIGTERM)
+    code, err, result = first.end()
+    assert (code, err) == (1, "gnnpar: interrupted by a signal\n")
+    assert [row["epoch"] for row in rows(folder)] == list(range(result["epochs_done"]))
+    assert (result["status"], result["seed"]) == ("interrupted", 0)
+    assert not (folder / LOCK).read_text()
+
+
+def test_resume_after_kill_takes_over_the_lock(first: Started, run_here: Run) -> None:
+    folder = first.folder / "run"
+    first.process.kill()
+    first.process.wait()
+    epochs = len((folder / "metrics.jsonl").read_text().splitlines()) + 2
+    done = run_here("train", *LONG, *ONE_PROCESS, f"epochs={epochs}", "resume=auto")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{folder} was in use by process {first.process.pid} of {socket.gethostname()} since " in done.stdout
+    assert result(folder)["epochs_done"] == epochs
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 300, b"\x1b[2J", b"\xff"])
+def test_free_lock_file_with_any_content_is_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / LOCK).write_bytes(content)
+    with working_in(tmp_path, remedy="", say=lambda line: None):
+        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} of ")
+
+
+def test_cache_filled_by_two_hosts_keeps_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNNPAR_CACHE", str(tmp_path))
+
+    def build(folder: Path) -> None:
+        (folder / "mine").touch()
+        (tmp_path / "key").mkdir()
+        (tmp_path / "key" / "theirs").touch()  # the other host has ended meanwhile
+
+    assert [file.name for file in cached_folder("key", build).iterdir()] == ["theirs"]
+    assert [file.name for file in tmp_path.iterdir() if file.is_dir()] == ["key"]
+
+
+LOSSES = {
+    "the first rows": (lambda lines: lines[2:], "has no rows of epochs 0-1, which "),
+    "rows in the middle": (lambda lines: [*lines[:2], lines[3], lines[5]], "has no rows of epochs 2, 4, which "),
+    "a line cut short": (lambda lines: [*lines[:5], lines[5][:20]], "has no rows of epochs 5, which "),
+    "all": (lambda lines: [], "has no rows of epochs 0-5, which "),
+}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("place", ["its folder", "another"])
+def test_resume_with_lost_rows_is_refused(finished: Path, tmp_path: Path, how: str, place: str) -> None:
+    lose, line = LOSSES[how]
+    file = finished / "metrics.jsonl"
+    file.write_text("".join(lose(file.read_text().splitlines(keepends=True))))
+    new = finished if place == "its folder" else tmp_path / "new"
+    outcome = train(new, "strategy=single", "epochs=8", "resume=auto" if new == finished else f"resume={finished}")
+    assert outcome.exit_code == 1
+    assert f"{file} {line}{finished}/checkpoint/epoch-000006" in str(outcome.error)
+    assert str(outcome.error).endswith(": put it back as it was, or leave resume out")
+    assert result(new)["status"] == "failed"
+
+
+def test_resume_with_other_strategy_can_be_resumed_again(tmp_path: Path) -> None:
+    """The resume drops times and memory of earlier rows, and the earlier checkpoint still counts them."""
+    assert train(tmp_path, "strategy=graph_parallel", "epochs=4").exit_code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointPolicy, "save", lambda *_: False)
+        assert train(tmp_path, "strategy=single", "epochs=6", "resume=auto").exit_code == 0
+    assert train(tmp_path, "strategy=single", "epochs=6", "resume=auto").exit_code == 0
+    assert [row["epoch"] for row in rows(tmp_path)] == list(range(6))
+
+
+def test_run_with_rows_lost_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Jsonl.log
+
+    def vanishing(self: Jsonl, row: JsonObject) -> None:
+        log(self, row)
+        if row["epoch"] == 3:
+            (tmp_path / "metrics.jsonl").write_text("")
+
+    monkeypatch.setattr(Jsonl, "log", vanishing)
+    outcome = train(tmp_path, "strategy=single", "epochs=6")
+    assert outcome.exit_code == 1
+    assert "metrics.jsonl has lost the rows of epochs 0-" in str(outcome.error)
+    assert result(tmp_path)["status"] == "failed"
+
+
+def test_runs_of_the_api_in_one_second_have_numbered_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api.time, "strftime", lambda form: "2026-01-01/12-00-00")
+    folders = [api._run_folder(None) for _ in range(3)]
+    assert [folder.name for folder in folders] == ["12-00-00", "12-00-00-2", "12-00-00-3"]
+
+
+def test_commands_in_one_second_have_numbered_folders(
+    run_here: Run, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr("hydra.core.utils.datetime", Still)
+    day, job = tmp_path / "outputs/2026-01-02", ("train", *SMALL, "strategy=single", "epochs=1")
+    for seed in range(2):
+        assert run_here(*job, f"seed={seed}").returncode == 0
+    with working_in(day / "03-04-05-3", remedy="wait", say=print):
+        assert run_here(*job, "seed=2").returncode == 0
+        refused("is in use", *job, f"hydra.run.dir={day}/03-04-05-3")
+    folders = [day / name for name in ("03-04-05", "03-04-05-2", "03-04-05-4")]
+    assert [result(folder)["seed"] for folder in folders] == [0, 1, 2]

@@ -107,6 +107,11 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
     "rows": (classes, {"task.loss": "own_losses:row_loss"}, lambda o, y: own_losses.row_loss(o, y).mean()),
     "mean": (classes, {"loss": own_losses.mean_loss}, own_losses.mean_loss),
     "unknown": (lambda: labels(unknown=0.3), {}, lambda o, y: known(F.binary_cross_entropy_with_logits, o, y)),
+    "mse": (
+        lambda: targets(unknown=0.3),
+        {"dataset.task": "regression"},
+        lambda o, y: known(F.mse_loss, o, y),
+    ),
     "l1": (
         lambda: targets(unknown=0.3),
         {"dataset.task": "regression", "task.loss": "l1"},
@@ -123,7 +128,7 @@ PAIRS = [(case, world) for case in CASES for world in (WORLDS if case in ("smoot
 def test_losses_equal_a_plain_loop(case: str, world: tuple[str, int, Any]) -> None:
     (make, chosen, loss), (strategy, ranks, keys) = CASES[case], world
     data = graph(make())
-    expected, _ = plain(data, 2 if case == "l1" else 3, loss)
+    expected, _ = plain(data, 2 if case in ("l1", "mse") else 3, loss)
     run = trained(data, strategy, ranks, keys, **chosen)
     assert list(run.history["loss/train"]) == pytest.approx(expected, rel=1e-9)
     assert not fault(run.result)

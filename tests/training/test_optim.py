@@ -65,26 +65,6 @@ def test_clipping_is_by_the_global_norm() -> None:
     assert moved.norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize("config", [Adam(lr=0.1), AdamW(lr=0.1, decay="weights", weight_decay=0.1), SGD(momentum=0.9)])
-def test_a_loaded_state_continues_bit_for_bit(config) -> None:
-    def advance(module: nn.Module, stepper, epochs: range) -> None:
-        for epoch in epochs:
-            stepper.schedule(epoch)
-            stepper.zero_grad()
-            sum(p.square().sum() for p in module.parameters()).backward()  # type: ignore[union-attr]
-            stepper.step()
-
-    whole, halves = model(), model()
-    halves.load_state_dict(whole.state_dict())
-    advance(whole, build(config, whole), range(6))
-    first = build(config, halves)
-    advance(halves, first, range(3))
-    second = build(config, halves)
-    second.load_state_dict(first.state_dict())
-    advance(halves, second, range(3, 6))
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), halves.parameters(), strict=True))
-
-
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ValueError, match="nesterov=true needs momentum"):
         SGD(nesterov=True)

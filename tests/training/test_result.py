@@ -85,10 +85,6 @@ def test_memory_is_that_of_the_plan_that_a_run_ended_with(known: dict) -> None:
     assert built["predicted"]["peak_error"] == pytest.approx(0.25)
 
 
-def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-
-
 def test_figures_leave_out_warm_up_and_probes(known: dict) -> None:
     rows = [row(epoch, timed=int(epoch != 6)) for epoch in range(10)]
     built = build(known, rows)
@@ -151,10 +147,6 @@ def test_the_file_is_replaced_whole(known: dict, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text()) == written
     assert written["epochs_done"] == 1
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_rows_hold_only_known_names() -> None:
-    keys.check(row(0))
 
 
 def test_early_stopping() -> None:
