@@ -2,7 +2,7 @@
 
 Hosts of `per_host` devices, each device with a port on its host's switch, each host with a port on the spine. Ranks and
 parts are powers of two, so that every rank does the same and one of them stands for all. Equal to what candidates price
-themselves where that can be counted (tests/planner/test_scale.py). Source: specs/tag.md 8.4.
+themselves where that can be counted (tests/planner/test_costs.py). Source: specs/tag.md 8.4.
 """
 
 from __future__ import annotations
