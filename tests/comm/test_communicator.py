@@ -1,4 +1,4 @@
-"""One suite for every communicator: exchanges, collectives, slices of the grid, accounting; simulated NCCL and streams."""
+"""One suite for all communicators: exchanges, collectives, slices of the grid, accounting; NCCL and streams, simulated."""
 
 from __future__ import annotations
 

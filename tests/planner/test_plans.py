@@ -240,10 +240,6 @@ def refusal(settings: Settings) -> str:
     return str(caught.value)
 
 
-def test_a_plan_is_written_without_layers(tmp_path: Path) -> None:
-    assert "layers" not in json.loads(written(tmp_path, "graph_parallel").read_text())
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("change", "line"),
