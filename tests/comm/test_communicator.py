@@ -1,4 +1,4 @@
-"""One suite for all communicators: exchanges, collectives, slices of the grid, accounting; NCCL and streams, simulated."""
+"""One suite for all communicators: exchanges, collectives, slices of the grid, accounting; simulated NCCL, streams."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 
 import gnnpar
-from checkpoints import SMALL
 from conftest import Run, environment
 from gnnpar.api import TrainingFailed
 from gnnpar.comm import interfaces
@@ -36,8 +35,7 @@ from gnnpar.launch.launch import _threads, launch, world_of
 from gnnpar.launch.processes import enter_network, first_failure, start_ranks
 from gnnpar.launch.signals import Stop
 from gnnpar.planner import calibrate
-from hosts import wait_for_epochs
-from sleeping import Sleep
+from started import Sleep, Started, wait_for_epochs
 
 FEW = ("dataset=sbm", "dataset.num_nodes=60", "epochs=2", "threads_per_rank=1", "world_size=2")
 
@@ -92,7 +90,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from gnnpar.launch.processes import start_ranks
-from sleeping import Sleep
+from started import Sleep
 ranks = []
 start_ranks(ranks, 2, Sleep(Path(sys.argv[1])), fork=sys.argv[2] == "fork")
 ranks[0].join()
@@ -314,9 +312,6 @@ def test_measuring_rank_that_fails_is_one_line(tmp_path: Path, monkeypatch: pyte
     assert made == [] == list(tmp_path.iterdir())
 
 
-ENDLESS = (*SMALL[1:], "strategy=graph_parallel", "hydra.run.dir=run", "epochs=1000000", "eval_every=1000000")
-
-
 class Evil:
     """Make a folder when it is unpickled."""
 
@@ -338,21 +333,18 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
 
 
 def test_local_run_listens_on_loopback_and_runs_nothing_sent_to_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gnnpar", "train", *ENDLESS]
-    run = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    run = Started(tmp_path, "strategy=graph_parallel")
     try:
-        wait_for_epochs(tmp_path / "run", 2, [run])
-        ports = listening(psutil.Process(run.pid))
+        ports = listening(run.all[0])
         assert {address for address, _ in ports} == {"127.0.0.1"}
         evil = pickle.dumps(Evil(tmp_path / "ran"))
         for address, port in ports:
             with suppress(OSError), socket.create_connection((address, port), timeout=2) as stranger:
                 stranger.sendall(evil + b"\n" + len(evil).to_bytes(8, "little") + evil)
         done = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-        wait_for_epochs(tmp_path / "run", done + 5, [run])
+        wait_for_epochs(tmp_path / "run", done + 5, [run.process])
     finally:
-        run.terminate()
-        run.wait(60)
+        run.cleanup()
     assert not (tmp_path / "ran").exists()
 
 

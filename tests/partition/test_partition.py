@@ -405,12 +405,8 @@ CUTS = [RandomEdges(), DBH(), HDRF(), NE()]
 
 
 def graph_of(pairs: Tensor, num_nodes: int) -> Dataset:
-    """Both directions of pairs [2, M], without features."""
-    ends = torch.cat([pairs, pairs.flip(0)], dim=1)
-    ends = ends[:, torch.argsort(ends[1] * num_nodes + ends[0])]
-    none = torch.zeros(num_nodes, dtype=torch.bool)
-    x, y = torch.zeros(num_nodes, 1), torch.zeros(num_nodes, dtype=torch.int64)
-    return Dataset.of("g", x=x, y=y, edge_index=ends, masks=(none, none, none), num_classes=2, task="single_label")
+    """Both directions of pairs [2, M]."""
+    return dataset_of(*torch.cat([pairs, pairs.flip(0)], dim=1), num_nodes=num_nodes)
 
 
 def power_law(num_nodes: int = 400, num_pairs: int = 2400) -> Dataset:

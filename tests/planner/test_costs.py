@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from dataclasses import replace
@@ -317,24 +318,10 @@ def flow(name: str, nbytes: float, links: list[int], *after: int, stream: object
     )
 
 
-@pytest.mark.parametrize(
-    ("flows", "capacity", "rates"),
-    [
-        ([[0], [0]], [10], [5, 5]),
-        ([[0], [0, 1]], [10, 3], [7, 3]),
-        ([[0], [0, 1], [1]], [10, 4], [8, 2, 2]),
-        ([[0, 1], [0], [1], [1]], [9, 6], [2, 7, 2, 2]),
-        ([[0, 1, 2], [0], [1], [2]], [1, 1, 1], [0.5, 0.5, 0.5, 0.5]),
-        ([[]], [], [float("inf")]),
-    ],
-)
-def test_max_min_golden(flows: list[list[int]], capacity: list[float], rates: list[float]) -> None:
-    assert fair_rates([dict.fromkeys(f, 1.0) for f in flows], capacity) == pytest.approx(rates)
-
-
 def test_max_min_property() -> None:
     """No link is overfull, and every flow has a full link on which nobody is faster: the definition."""
     rng = random.Random(0)
+    assert fair_rates([{}], []) == [math.inf]
     for _ in range(200):
         capacity = [rng.uniform(1, 10) for _ in range(5)]
         flows = [{link: rng.choice([1.0, 1.5]) for link in rng.sample(range(5), rng.randint(1, 3))} for _ in range(7)]
@@ -344,13 +331,6 @@ def test_max_min_property() -> None:
         for rate, mine in zip(rates, flows, strict=True):
             full = [link for link in mine if load[link] >= capacity[link] * (1 - 1e-9)]
             assert any(rate >= max(r for r, f in zip(rates, flows, strict=True) if link in f) - 1e-9 for link in full)
-
-
-def test_two_flows_of_the_specification() -> None:
-    """100 B and 50 B over a shared link of 10 B/s, the second also over one of 3 B/s."""
-    ends = [s.end for s in simulate([flow("a", 100, [0]), flow("b", 50, [0, 1])], [10, 3]).spans]
-    assert ends == pytest.approx([100 / 7, 50 / 3])
-    assert ends == pytest.approx([14.286, 16.667], abs=1e-3)
 
 
 def test_a_stream_serialises_and_latency_comes_first() -> None:

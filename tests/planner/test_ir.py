@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor, nn
 
-from composing import configured
+from composing import READS_ALL_NODES, configured, names
 from conftest import Run
 from gnnpar.__main__ import main
 from gnnpar.folds.edge_data import EdgeSizes
@@ -43,30 +43,12 @@ from gnnpar.verify.conformance import small_graph, train_in_threads
 from outcomes import refused
 from planner.conftest import GRAPH, machine
 
-MODELS = (
-    "gcn",
-    "sage",
-    "sage_max",
-    "gat",
-    "gatv2",
-    "gcnii",
-    "resgcn",
-    "gin",
-    "rgcn",
-    "gine",
-    "transformer",
-    "rgat",
-    "hgt",
-    "sgformer",
-    "polynormer",
-)
-
 
 def built(name: str, *overrides: str, in_dim: int = 24, out_dim: int = 5) -> nn.Module:
     return configured("model", name, "model.hidden=16", *overrides).build(in_dim, out_dim, seed=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*names("model"), *READS_ALL_NODES])
 def test_every_model_is_recorded(name: str) -> None:
     model = built(name, "model.num_layers=3")
     recorded = record(model, 24)
