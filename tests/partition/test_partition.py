@@ -15,13 +15,12 @@ from torch import Tensor
 
 from composing import configured
 from gnnpar.cli.partition import run as gnnpar_partition
-from gnnpar.comm import ThreadWorld
 from gnnpar.data.dataset import Dataset
 from gnnpar.data.synthetic import SBM
 from gnnpar.partition import chunking, streaming
 from gnnpar.partition.chunking import Balanced, chunk, chunk_statistics, quotient
 from gnnpar.partition.partition import Metis, Random, Range, partition, partition_edges, train_weights
-from gnnpar.partition.shard import Shard, _counted, cut, cut_nodes, partition_statistics
+from gnnpar.partition.shard import _counted, cut, cut_nodes, partition_statistics
 from gnnpar.partition.streaming import LDG, Fennel
 from gnnpar.partition.vertex_cut import DBH, HDRF, NE, RandomEdges, copies_of, pairs_of, vertex_cut_statistics
 from gnnpar.verify.conformance import small_graph
@@ -126,8 +125,8 @@ def test_parts_and_chunks_of_a_partitioner_of_ones_own_are_not_cached(tmp_path):
         def part_of(self, dataset, parts):
             return torch.arange(dataset.num_nodes) % parts
 
-        def assign(self, dataset, part_of, chunks_per_part, seed):
-            return self.part_of(dataset, chunks_per_part)
+        def assign(self, graph, part_of, chunks_per_part, seed):
+            return self.part_of(graph, chunks_per_part)
 
     Own.__qualname__ = "Range"
     dataset = small_graph()
@@ -173,18 +172,6 @@ def test_more_ranks_than_metis_can_fill_is_one_clear_line():
 
     with pytest.raises(ValueError, match=r"Metis left \d+ of \d+ parts without nodes .*: use fewer ranks"):
         fill_ever_more()
-
-
-def test_shards_reach_their_ranks():
-    dataset = small_graph()
-    part_of = partition(dataset, 3, by=Random())
-
-    def body(comm):
-        return Shard.open(dataset if comm.rank == 0 else None, part_of if comm.rank == 0 else None, comm)
-
-    for p, shard in enumerate(ThreadWorld(3).run(body)):
-        assert shard.part == p
-        assert torch.equal(dataset.x[part_of == p], shard.x)
 
 
 def test_table_of_edge_types_beyond_memory_is_refused() -> None:

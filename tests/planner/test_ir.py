@@ -38,7 +38,7 @@ from gnnpar.pricing.ir import Gemm, ModelIR
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.rates import NOMINAL
 from gnnpar.pricing.statistics import GraphStats, PartStats
-from gnnpar.pricing.work import DIRECTIONS, Held, Work
+from gnnpar.pricing.work import Held, Work
 from gnnpar.verify.conformance import small_graph, train_in_threads
 from outcomes import refused
 from planner.conftest import GRAPH, machine
@@ -117,24 +117,6 @@ def test_saved_is_what_autograd_keeps() -> None:
 
     ir = record(Dense(), 8)
     assert ir.saved_of == (6, 0)  # relu's output, which the second product keeps too; the features are there anyway
-
-
-def test_a_model_that_cannot_be_traced() -> None:
-    class Peeks(nn.Module):
-        def forward(self, g: Any, x: Tensor) -> Tensor:
-            return x * float(x.sum())
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([Peeks()])
-
-        def forward(self, g: Any, x: Tensor) -> Tensor:
-            return self.layers[0](g, x)
-
-    with pytest.raises(ValueError, match=r"the model cannot be traced: module layers.0 \(Peeks\) raised") as caught:
-        record(Model(), 4)
-    assert "\n" not in str(caught.value)
 
 
 PYG_MODELS = "torch_geometric.nn.models."
@@ -306,39 +288,7 @@ def test_the_planner_takes_it_where_it_is_faster() -> None:
     assert best.candidate.label.endswith("first layer held")
     assert best.price.seconds < plain.price.seconds
     assert not plain.candidate.held
-
-
-def test_an_encoder_leaves_nothing_to_hold() -> None:
-    config = configured("model", "resgcn")
-    with pytest.raises(ValueError, match="first_layer=cached needs raw features"):
-        config.build(32, 8, seed=0, cached_first_layer=True)
-
-
-@pytest.mark.parametrize("name", ["gcn", "gat"])
-def test_a_run_sends_so_many_bytes_less(name: str) -> None:
-    """What the cut says of layer 0 is what graph parallelism no longer sends, and losses stay (fp32 on the wire)."""
-    data, config = small_graph(), configured("model", name, "model.hidden=8", "model.order=auto")
-    live, cached = (
-        train_in_threads(
-            GraphParallel(), config, data, world=2, epochs=3, first_layer=first, dtype=torch.float32, partition=Random()
-        )
-        for first in ("live", "cached")
-    )
-    assert cached.losses == pytest.approx(live.losses, rel=1e-4)
-    parts = PartStats.of(data.edge_index, Random().part_of(data, 2), 2)
-    graph = GraphStats.of(data)
-    work = works(name, rate=1e7, parts=parts, graph=graph)[0]
-    work = replace(work, ir=record(config.build(graph.features, graph.classes, seed=0), graph.features))
-    less = sum(n for d in DIRECTIONS for _, _, n in work.flows(0, d))
-    sent = [sum(o.traffic[2].get(phase, 0) for phase in ("forward", "backward")) for o in (live, cached)]
-    assert sent[0] - sent[1] == less > 0
-
-
-def test_searches_hold_layer_0_too() -> None:
-    """The cut is no name of the space: where it fires, a point is priced with it."""
-    live, kept, here = works("gcn", rate=1e7)
-    request = Request(live.ir, GRAPH, lambda _: PARTS, here, 2, registry=FLAT, held=(kept.ir, kept.held))
-    points = Points(request)
+    points = Points(request)  # the cut is no name of the space: where it fires, a point is priced with it
     found = points.evaluated(tuple(0 for _ in points.space.choices))
     assert found.candidate.held
     assert found.price == evaluate(found.candidate, kept, request).price
