@@ -25,7 +25,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -38,8 +38,8 @@ from conftest import environment
 from gnnpar import launch
 from gnnpar.cli.train import run_training
 from gnnpar.files import write_json_atomic
-from hosts import Hosts, two_hosts
 from saboteurs import FROM_THE_START, PARENT, Strike, made
+from started import Hosts, two_hosts
 
 KINDS = {  # what is sent
     "kill a rank": signal.SIGKILL,
@@ -234,46 +234,37 @@ def _line_of(process: subprocess.Popen[str]) -> str | None:
     return (ours or lines)[-1]
 
 
-@dataclass
-class Counts:
-    """The file of counts."""
+def read(file: Path) -> list[Count]:
+    """The counts in a file."""
+    data = json.loads(file.read_text(encoding="utf-8"))["cases"] if file.exists() else []
+    return [Count(**each) for each in data]
 
-    file: Path
-    cases: list[Count] = field(default_factory=list)
 
-    @staticmethod
-    def read(file: Path) -> Counts:
-        data = json.loads(file.read_text(encoding="utf-8"))["cases"] if file.exists() else []
-        return Counts(file, [Count(**each) for each in data])
+def total(counts: Sequence[Count]) -> dict[str, int]:
+    """tried, and of it survived, refused, lost, hung."""
+    by = {outcome: sum(each.number for each in counts if each.outcome == outcome) for outcome in OUTCOMES}
+    return {"tried": sum(by.values()), **by}
 
-    def add(self, count: Count) -> None:
-        self.cases.append(count)
-        write_json_atomic(self.file, {"cases": [asdict(each) for each in self.cases], "total": self.total(self.cases)})
 
-    @staticmethod
-    def total(cases: Sequence[Count]) -> dict[str, int]:
-        """tried, and of it survived, refused, lost, hung."""
-        by = {outcome: sum(each.number for each in cases if each.outcome == outcome) for outcome in OUTCOMES}
-        return {"tried": sum(by.values()), **by}
+def table(counts: Sequence[Count]) -> str:
+    """Return Markdown: a row for each number of ranks and way to start them, and one of all."""
+    head = ["ranks", "started by", "strategies", *KINDS, "tried", *OUTCOMES]
+    lines = [head, ["---:", "---", *["---:"] * (len(head) - 2)]]
+    by: dict[tuple[str, str], list[Count]] = {}
+    for each in counts:
+        _, ranks, launcher = each.name.split()
+        by.setdefault((ranks, launcher), []).append(each)
+    for name, cases in [*by.items(), (("all", ""), counts)]:
+        kinds = [str(sum(each.tried.get(kind, 0) for each in cases)) for kind in KINDS]
+        strategies = str(len({each.name.split()[0] for each in cases}))
+        lines.append([*name, strategies, *kinds, *map(str, total(cases).values())])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
-    def table(self) -> str:
-        """Return Markdown: a row for each number of ranks and way to start them, and one of all."""
-        head = ["ranks", "started by", "strategies", *KINDS, "tried", *OUTCOMES]
-        lines = [head, ["---:", "---", *["---:"] * (len(head) - 2)]]
-        by: dict[tuple[str, str], list[Count]] = {}
-        for each in self.cases:
-            _, ranks, launcher = each.name.split()
-            by.setdefault((ranks, launcher), []).append(each)
-        for name, cases in [*by.items(), (("all", ""), self.cases)]:
-            kinds = [str(sum(each.tried.get(kind, 0) for each in cases)) for kind in KINDS]
-            strategies = str(len({each.name.split()[0] for each in cases}))
-            lines.append([*name, strategies, *kinds, *map(str, self.total(cases).values())])
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
-    def on(self, page: str) -> str:
-        """The page with the table in its place."""
-        before, rest = page.split(BEGIN)
-        return before + BEGIN + self.table() + END + rest.split(END)[1]
+def with_table(page: str, counts: Sequence[Count]) -> str:
+    """The page with the table in its place."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + table(counts) + END + rest.split(END)[1]
 
 
 def main() -> int:
@@ -283,20 +274,21 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="the name of a case; several in this order (all cases)")
     parser.add_argument("--page", action="store_true", help=f"write the table into {PAGE.name} and run nothing")
     options = parser.parse_args()
-    counts = Counts.read(options.out)
+    counts = read(options.out)
     if options.page:
-        PAGE.write_text(counts.on(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), counts), encoding="utf-8")
         return 0
-    done, every = {each.name for each in counts.cases}, {case.name: case for case in cases()}
+    done, every = {each.name for each in counts}, {case.name: case for case in cases()}
     chosen = [every[name] for name in options.only] if options.only else list(every.values())
     for case in [case for case in chosen if case.name not in done][: options.cases]:
         with tempfile.TemporaryDirectory(prefix="gnnpar-kills-") as folder:
             count = run(case, Path(folder))
         sys.stdout.write(f"{count.name}: {count.number} strikes, {count.outcome} {count.detail}\n")
         sys.stdout.flush()
-        counts.add(count)
-    sys.stdout.write(counts.table())
-    return 0 if all(each.outcome == "survived" for each in counts.cases) else 1
+        counts.append(count)
+        write_json_atomic(options.out, {"cases": [asdict(each) for each in counts], "total": total(counts)})
+    sys.stdout.write(table(counts))
+    return 0 if all(each.outcome == "survived" for each in counts) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Hosts of `per_host` devices, each device with a port on its host's switch, each host with a port on the spine. Ranks and
 parts are powers of two, so that every rank does the same: a candidate prices the work of one as that of all, and
-exchanges have closed forms. Equal to prices that count every pair (tests/planner/test_scale.py). Source: specs/tag.md
+exchanges have closed forms. Equal to prices that count every pair (tests/planner/test_costs.py). Source: specs/tag.md
 8.4.
 """
 

@@ -14,7 +14,7 @@ from checkpoints import SMALL, hashes, result, rows
 from conftest import environment
 from gnnpar.cli.train import run_training
 from gnnpar.config.compose import compose
-from hosts import Hosts, two_hosts, wait_for_epochs
+from started import Hosts, two_hosts, wait_for_epochs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # six interpreters a start
 JOB = (*SMALL[1:], "strategy=graph_parallel", "hydra.run.dir=run", "checkpoint.every=2", "checkpoint.keep=1")

@@ -42,10 +42,8 @@ def test_interrupts_at_random_times_of_the_start_show_no_traceback(tmp_path: Pat
 
 
 def check_interrupts(folder: Path, command: str, delays: list[float]) -> None:
-    words = [sys.executable, "-m", "gnnpar", *command.split(), *(TINY if "train" in command else ())]
-    quiet: Any = {"cwd": folder, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     for delay in delays:
-        with subprocess.Popen(words, text=True, **quiet) as process:
+        with quiet(folder, *command.split(), *(TINY if "train" in command else ())) as process:
             while not imports_gnnpar(process.pid) and process.poll() is None:
                 time.sleep(0.01)
             time.sleep(delay)
@@ -53,6 +51,13 @@ def check_interrupts(folder: Path, command: str, delays: list[float]) -> None:
             _, err = process.communicate(timeout=60)
         assert "Traceback" not in err, (delay, err)
         assert err.count("\n") <= 1, (delay, err)
+
+
+def quiet(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    """gnnpar(*words) in a session of its own; its stderr is kept."""
+    command, env = [sys.executable, "-m", "gnnpar", *words], environment() | variables
+    kept: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(command, cwd=folder, env=env, **kept)
 
 
 def imports_gnnpar(pid: int) -> bool:
@@ -95,9 +100,7 @@ def test_epoch_longer_than_the_grace_ends_with_it(tmp_path: Path, comm: str, how
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "busy.yaml").write_text("_target_: own_busy.Busy\n")
     words = ("strategy=busy", f"comm={comm}", f"launch.grace_seconds={GRACE}", "hydra.run.dir=run", *TINY)
-    command = [sys.executable, "-m", "gnnpar", "train", *words]
-    quiet: Any = {"cwd": tmp_path, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, start_new_session=True, **quiet) as process:
+    with quiet(tmp_path, "train", *words) as process:
         deadline = time.monotonic() + 120
         while not (tmp_path / "busy").exists():
             assert process.poll() is None and time.monotonic() < deadline
@@ -139,19 +142,16 @@ def test_schedule_has_three_hundred_strikes_over_all_strategies() -> None:
 
 
 def test_table_of_the_guide_shows_the_counts() -> None:
-    counts = kills.Counts.read(Path(__file__).with_name("kills.json"))
+    counts = kills.read(Path(__file__).with_name("kills.json"))
     page = kills.PAGE.read_text(encoding="utf-8")
-    assert page == counts.on(page)
-    assert {each.name for each in counts.cases} == {case.name for case in kills.cases()}
-    assert {each.outcome for each in counts.cases} == {"survived"}
+    assert page == kills.with_table(page, counts)
+    assert {each.name for each in counts} == {case.name for case in kills.cases()}
+    assert {each.outcome for each in counts} == {"survived"}
 
 
 def test_partition_on_sigterm_leaves_no_files(tmp_path: Path) -> None:
     graph = ("dataset=sbm", "dataset.num_nodes=400000", "dataset.num_features=16", "partition=random", "world_size=4")
-    command = [sys.executable, "-m", "gnnpar", "partition", *graph, f"out={tmp_path}/shards"]
-    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    env = environment() | {"GNNPAR_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, **quiet)
+    process = quiet(tmp_path, "partition", *graph, f"out={tmp_path}/shards", GNNPAR_CACHE=str(tmp_path / "cache"))
     try:
         deadline = time.monotonic() + 120
         while not list(tmp_path.glob(".shards.*")) and time.monotonic() < deadline and process.poll() is None:

@@ -1,16 +1,18 @@
-"""Ranks as processes of one host: failures and hangs are named, and no rank outlives its parent."""
+"""Ranks as processes of one host: failures are named, no rank outlives its parent, nothing that is sent in runs."""
 
 import errno
 import json
 import multiprocessing
 import os
+import pickle
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,15 @@ from conftest import Run, environment
 from gnnpar.api import TrainingFailed
 from gnnpar.comm import interfaces
 from gnnpar.comm.process import connect
+from gnnpar.comm.sealing import NotOfThisRun, opened, sealed
 from gnnpar.comm.world import Outcome, RunHooks
 from gnnpar.config.compose import compose
 from gnnpar.launch.failures import HangTimer, hanging
-from gnnpar.launch.launch import launch, world_of
+from gnnpar.launch.launch import _threads, launch, world_of
 from gnnpar.launch.processes import enter_network, first_failure, start_ranks
+from gnnpar.launch.signals import Stop
 from gnnpar.planner import calibrate
-from sleeping import Sleep
+from started import Sleep, Started, wait_for_epochs
 
 FEW = ("dataset=sbm", "dataset.num_nodes=60", "epochs=2", "threads_per_rank=1", "world_size=2")
 
@@ -86,7 +90,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from gnnpar.launch.processes import start_ranks
-from sleeping import Sleep
+from started import Sleep
 ranks = []
 start_ranks(ranks, 2, Sleep(Path(sys.argv[1])), fork=sys.argv[2] == "fork")
 ranks[0].join()
@@ -306,3 +310,84 @@ def test_measuring_rank_that_fails_is_one_line(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ValueError, match="rank 1 of the measurement ended with exit code 7"):
         calibrate.world_samples(2, 1)
     assert made == [] == list(tmp_path.iterdir())
+
+
+class Evil:
+    """Make a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """Return (address, port) of each TCP socket on which a process and its children listen."""
+    found: set[tuple[str, int]] = set()
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):
+            sockets = each.net_connections("inet")
+            found |= {(s.laddr.ip, s.laddr.port) for s in sockets if s.status == psutil.CONN_LISTEN}
+    return found
+
+
+def test_local_run_listens_on_loopback_and_runs_nothing_sent_to_it(tmp_path: Path) -> None:
+    run = Started(tmp_path, "strategy=graph_parallel")
+    try:
+        ports = listening(run.all[0])
+        assert {address for address, _ in ports} == {"127.0.0.1"}
+        evil = pickle.dumps(Evil(tmp_path / "ran"))
+        for address, port in ports:
+            with suppress(OSError), socket.create_connection((address, port), timeout=2) as stranger:
+                stranger.sendall(evil + b"\n" + len(evil).to_bytes(8, "little") + evil)
+        done = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        wait_for_epochs(tmp_path / "run", done + 5, [run.process])
+    finally:
+        run.cleanup()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_object_without_the_key_of_the_run_is_not_unpickled(tmp_path: Path) -> None:
+    evil = pickle.dumps(Evil(tmp_path / "ran"))
+    for data in (evil, bytes(32) + evil, sealed(b"another key", b"call 1", 1)[:32] + evil, b"", b"\x80"):
+        with pytest.raises(NotOfThisRun):
+            opened(b"key", b"call 1", data)
+    assert not (tmp_path / "ran").exists()
+    assert opened(b"key", b"call 1", sealed(b"key", b"call 1", {"a": 1})) == {"a": 1}
+
+
+class _Work:
+    """What each rank finds set: (deterministic, tf32, workspace of cuBLAS)."""
+
+    def __init__(self):
+        self.seen = []
+
+    @contextmanager
+    def session(self, *, first):
+        yield lambda comm, host: self.see()
+
+    def see(self):
+        cuda = torch.backends.cuda.matmul.allow_tf32, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        self.seen.append((torch.are_deterministic_algorithms_enabled(), *cuda))
+
+
+@pytest.mark.parametrize("asked", ["true", "false"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_deterministic_is_set_in_ranks_and_restored_for_the_caller(asked, ranks, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(False)
+    settings = compose(["strategy=graph_parallel", "comm=threads", f"world_size={ranks}", f"deterministic={asked}"])
+    work = _Work()
+    _threads(world_of(settings), work, Stop())
+    assert work.seen == [(asked == "true", False, ":4096:8" if asked == "true" else None)] * ranks
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ, "it is the program's own again"
+
+
+def test_tf32_is_set_in_ranks_that_ask_for_it():
+    work = _Work()
+    for asked in ("true", "false"):
+        _threads(world_of(compose(["strategy=single", f"tf32={asked}"])), work, Stop())
+    assert [tf32 for _, tf32, _ in work.seen] == [True, False]
+    assert not torch.backends.cuda.matmul.allow_tf32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import fields, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from gnnpar.partition.partition import Random, partition
 from gnnpar.partition.shard import Shard, cut, partition_statistics
 from gnnpar.verify.conformance import small_graph
 from graphs import ODD, with_edge_data, with_weights
+from outcomes import refused
 
 
 def differences(a: Any, b: Any, at: str) -> list[str]:
@@ -146,10 +148,8 @@ def test_indices_that_lie_outside_are_found_in_every_check(folder: Path, check: 
 def test_a_foreign_manifest_is_one_line(folder: Path, change: dict, said: str) -> None:
     file = folder / "manifest.json"
     write_checked_json(file, read_checked_json(file) | change)
-    with pytest.raises(ValueError, match=said) as caught:
+    with refused(f"{re.escape(str(folder))}.*{said}"):
         read_manifest(folder)
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_manifest_that_was_changed_or_is_not_there(folder: Path, tmp_path: Path) -> None:

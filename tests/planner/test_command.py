@@ -1,4 +1,4 @@
-"""`gnnpar plan` and strategy=tag as users call them, and plans that are run."""
+"""`gnnpar plan` and strategy=tag as users call them, also with a strategy of the user's own folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import Run
+from gnnpar.cli import check
 from gnnpar.cli.main import run
 from gnnpar.cli.plan import factors_of, qualities
 from gnnpar.config.inputs import with_plan
@@ -21,7 +22,7 @@ from gnnpar.planner import calibrate
 from gnnpar.planner.calibrate import Calibration, fit_calibration, nonnegative, read_calibration
 from gnnpar.planner.extract import record
 from gnnpar.planner.planner import Evaluated, recommend
-from gnnpar.planner.registry import shipped
+from gnnpar.planner.registry import _read, shipped
 from gnnpar.planner.samples import Samples
 from gnnpar.pricing.candidate import Scope
 from gnnpar.pricing.price import Price
@@ -95,16 +96,19 @@ def test_a_plan_of_uneven_parts_runs(run_cli: Run, folder: Path, searched: tuple
     assert parsed(folder / "run" / "result.json")["status"] == "completed"
 
 
-def test_tag_plans_and_runs(run_here: Run, tmp_path: Path) -> None:
-    quick = ("strategy=tag", "strategy.rates=nominal", "comm=threads", "world_size=2", "epochs=3", "hydra.run.dir=run")
-    done = run_here("train", *quick, "dataset.num_nodes=400")
+@pytest.mark.parametrize(("ranks", "quality", "exactness"), [(2, "[exact]", "exact"), (4, "[sampled]", "sampled")])
+def test_tag_plans_and_runs(run_here: Run, tmp_path: Path, ranks: int, quality: str, exactness: str) -> None:
+    """bns sends a tenth of the halo rows of graph_parallel, which is priced beside it."""
+    asked = ("strategy=tag", "strategy.rates=nominal", f"strategy.quality={quality}", f"world_size={ranks}")
+    done = run_here("train", *asked, "comm=threads", "epochs=2", "dataset.num_nodes=400", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     assert "tag: " in done.stdout
     result = parsed(tmp_path / "run" / "result.json")
-    assert (result["strategy"], result["exactness"]) == ("tag", ["exact"])
+    assert (result["strategy"], result["exactness"]) == ("tag", [exactness])
     assert result["predicted"]["label"] in done.stdout
     plan = parsed(tmp_path / "run" / "plan.json")["strategy"]
     assert plan["name"] in result["predicted"]["label"]
+    assert (plan["name"] in ("bns", "cofree")) == (exactness == "sampled")
     assert plan["_target_"] == str(shipped().yaml[plan["name"]]["_target_"])
 
 
@@ -136,16 +140,6 @@ def test_sampled_strategies_are_chosen_where_they_are_allowed(told: Told, folder
     assert plan["predicted"]["label"] == every["candidates"][0]["label"]
 
 
-def test_tag_runs_what_samples(run_here: Run, tmp_path: Path) -> None:
-    """bns sends a tenth of the halo rows of graph_parallel, which is priced beside it."""
-    allowed = ("strategy=tag", "strategy.rates=nominal", "strategy.quality=[sampled]", "world_size=4")
-    done = run_here("train", *allowed, "comm=threads", "epochs=2", "dataset.num_nodes=400", "hydra.run.dir=run")
-    assert done.returncode == 0, done.stderr
-    result = parsed(tmp_path / "run" / "result.json")
-    assert result["exactness"] == ["sampled"]
-    assert result["predicted"]["label"].split(",")[0] in ("bns", "cofree")
-
-
 TOO_MANY = "9 ranks do not fit on the topology's 4 devices: set world_size=4"
 
 
@@ -164,7 +158,6 @@ TOO_MANY = "9 ranks do not fit on the topology's 4 devices: set world_size=4"
         ("estimate world_size=9", TOO_MANY),
         ("estimate plan=plan.json", "plan=plan.json: gnnpar plan has priced it"),
         ("estimate strategy=sar,single", "takes one strategy, or none"),
-        ("estimate model=gnc", "model=gnc does not exist, did you mean gin?"),
         ("estimate strategy=sarr", "strategy=sarr does not exist, did you mean sar?"),
         ("estimate strategy=gnnpipe model.num_layers=2", "2 layers cannot fill 4 stages"),
         ("estimate dataset=sbm_typed model=gcn", "dataset sbm_typed has types on edges, which model=gcn does not read"),
@@ -343,3 +336,145 @@ def test_codec_that_the_chosen_strategy_refuses_is_one_line(tmp_path: Path, caps
     asked = ["dataset=sbm", "dataset.num_nodes=300", "topology=flat", "--no-measure", "--out", str(tmp_path)]
     code, said = run("plan", [*asked, "codec=drop"]), capsys.readouterr().err
     assert (code, said.count("\n")) in ((0, 0), (2, 1)), said
+
+
+MODULE = '''
+from dataclasses import dataclass
+
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.strategy import Capabilities
+from gnnpar.pricing.machine import Machine
+from gnnpar.pricing.price import Memory, Price, Traffic
+
+
+class Base:
+    """Graph parallelism under another name, without its price."""
+
+    exactness = frozenset({"exact"})
+    capabilities = Capabilities()
+    check = GraphParallel.check
+    describe = GraphParallel.describe
+    plan = GraphParallel.plan
+    build = GraphParallel.build
+    exact_limit = GraphParallel.exact_limit
+    codec = GraphParallel().codec
+    overlap = "edges"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Base):
+    seconds: float = 1.0
+
+    def cost(self, problem: Problem, machine: Machine) -> Price:
+        if problem.ranks > 4:
+            raise ValueError("mine knows 4 ranks at most")
+        work = problem.work_of(problem.ranks)
+        sent = sum(n for i in range(work.ir.num_layers) for _, _, n in work.flows(i, "forward"))
+        memory = tuple(Memory(features=4.0 * n * work.ir.in_dim) for n in work.parts.nodes)
+        return Price(phases={"wire": self.seconds}, memory=memory, traffic=Traffic(forward=sent))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Base):
+    pass
+'''
+ASKED = ("--trust", "model=gcn", "model.num_layers=4", "model.hidden=16", "dataset.num_nodes=600")
+
+
+@pytest.fixture
+def own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with strategies of the user."""
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "strategy").mkdir()
+    for name, text in {
+        "own_strategies.py": MODULE,
+        "strategy/mine.yaml": "_target_: own_strategies.Mine\nseconds: 1.0e-6\n",
+        "strategy/silent.yaml": "_target_: own_strategies.Silent\n",
+        "strategy/wrong.yaml": "_target_: own_strategies.Mine\nseconds: soon\n",
+    }.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("search", ["enumerate", "guided"])
+def test_a_plan_prices_it_beside_ours(own: Path, search: str, told: Told) -> None:
+    found = told("plan", *ASKED, f"search={search}", "budget=30")
+    best = found["candidates"][0]
+    assert best["label"] == "mine"
+    assert best["epoch_seconds"] == 1e-6
+    assert {c["candidate"]["family"] for c in found["candidates"]} >= {"mine", "graph_parallel", "sar", "gnnpipe"}
+    assert "has no cost(problem, machine)" in found["unpriced"]["silent"]
+    assert "seconds=soon" in found["unpriced"]["wrong"]
+    assert "sampled" in found["unpriced"]["minibatch"]
+    plan = json.loads((own / "plan.json").read_text())
+    assert plan["strategy"] == {"name": "mine", "_target_": "own_strategies.Mine", "seconds": 1e-6}
+
+
+@pytest.mark.slow
+def test_the_tables_list_all_of_them(run_here: Run, four: str, own: Path) -> None:
+    said = " ".join(run_here("plan", *ASKED, four, "search=enumerate", "world_size=4").stdout.split())
+    assert "chosen: mine" in said
+    assert "silent is unpriced: Silent has no cost(problem, machine)" in said
+    lines = run_here("estimate", *ASKED, four, "world_size=4").stdout.splitlines()
+    rows = {words[0]: words for line in lines if (words := line.split())}
+    assert rows["mine"][3:5] == ["1", "us"]
+    assert rows["silent"][-2:] == ["not", "known"]
+    assert rows["wrong"][-3:] == ["does", "not", "run"]
+
+
+def test_what_it_refuses_is_a_row(own: Path, told: Told) -> None:
+    (own / "topology" / "four.yaml").write_text(FOUR.replace("count: 2", "count: 3"))
+    found = told("plan", *ASKED, "search=enumerate")
+    (mine,) = [c for c in found["candidates"] if c["label"] == "mine"]
+    assert mine["refused"] == "unpriced: mine knows 4 ranks at most"
+    assert mine["objective"] is None
+
+
+EVIL = {
+    "strategy/evil.yaml": "_target_: evil.Evil\n",
+    "strategy/turned.yaml": """
+defaults: [_self_, parts@codec: evil]
+_target_: gnnpar.parallel.halo.strategy.GraphParallel
+overlap: edges
+codec: {_target_: gnnpar.codecs.codec.Identity}
+""",
+    "strategy/parts/evil.yaml": "_target_: evil.Evil\n",
+    "model/evil.yaml": "_target_: evil.Evil\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [pytest.param("plan", marks=pytest.mark.slow), "estimate"])
+def test_code_of_a_folder_that_nobody_named_does_not_run(command: str, own: Path, told: Told) -> None:
+    (own / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    for name, text in EVIL.items():
+        (own / name).parent.mkdir(exist_ok=True, parents=True)
+        (own / name).write_text(text)
+    out = told(command, "--no-measure", *ASKED[1:], "world_size=2")
+    closed = out["unpriced"] if command == "plan" else {e["name"]: e["refused"] for e in out["estimates"]}
+    for name in ("evil", "turned", "mine"):
+        assert closed[name] == "it lies in this folder's strategy/, which is read with --trust, as code"
+    assert {"evil"}.isdisjoint(check.model_names())
+    assert not (own / "ran").exists()
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[1, 2]", "it must hold keys"),
+        ("text", "it must hold keys"),
+        ("defaults: 5", "it must hold keys, and its defaults be a list"),
+        ("defaults: [odd]", "it extends itself: odd -> odd"),
+        ("a: " + 1200 * "[" + 1200 * "]", "it is nested too deeply"),
+    ],
+)
+def test_yaml_that_nobody_named_ends_no_table(tmp_path: Path, text: str, line: str) -> None:
+    (read := tmp_path / "read" / "strategy").mkdir(parents=True)
+    (read / "gone.yaml").symlink_to(tmp_path / "nowhere")
+    (read / "odd.yaml").write_text(text)
+    found = _read((read.parent,))
+    assert line in found.broken["odd"]
+    assert found.strategies == {}

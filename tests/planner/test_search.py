@@ -1,4 +1,5 @@
-"""Stages by dynamic programming against brute force; searches of a space find what there is to find."""
+"""Searches: stages by dynamic programming and places of unequal devices against brute force; a space's best point is
+found; the guide learns what the tree found."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +16,34 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from gnnpar.data.synthetic import SBM
 from gnnpar.parallel.declared import DeclaredCandidate
 from gnnpar.parallel.pipeline.cost import PipelineCandidate, chain
 from gnnpar.parallel.pipeline.placing import Line, place_layers
 from gnnpar.parallel.sequential.strategy import SAR
+from gnnpar.partition.partition import Metis, Random, Range, Shares
+from gnnpar.planner.guide import network
+from gnnpar.planner.guide.features import CHOICE_WIDTH, RELATIONS, WIDTHS, choice_features, scene
+from gnnpar.planner.guide.network import WEIGHTS, Guide, load, prior_of
 from gnnpar.planner.halving import EPOCHS, check, halved
-from gnnpar.planner.planner import Evaluated, Planned
+from gnnpar.planner.planner import Evaluated, Planned, Request, price_grids
+from gnnpar.planner.registry import Registry, shipped
+from gnnpar.planner.search.named import run
+from gnnpar.planner.search.places import Places, device_of_rank
+from gnnpar.planner.search.points import Points
 from gnnpar.planner.search.tree import Evaluator, Space, climb, draw, published
+from gnnpar.pricing.fabric import Fabric
+from gnnpar.pricing.ir import ModelIR
+from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Price
+from gnnpar.pricing.rates import derived
+from gnnpar.pricing.statistics import GraphStats, PartStats
 from gnnpar.pricing.topology import Machines
+from gnnpar.pricing.work import Work
 from gnnpar.settings import Measured
+from planner.conftest import ir_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
@@ -155,3 +174,206 @@ def test_plans_are_measured_on_this_machine_with_a_core_a_rank() -> None:
     settings.names = {"topology": "two_nodes"}
     with pytest.raises(ValueError, match=r"--measure=4 runs plans on this machine, but topology=two_nodes"):
         check(settings, 2, 4)
+
+
+LARGE = GraphStats(nodes=400_000, edges=6_000_000, features=32, classes=8, train=200_000)
+RATES = {"fast": derived(12e12, 800e9), "slow": derived(4e12, 200e9)}
+
+
+def fabric(*hosts: tuple[str, int], nic: str = "25 Gbit/s") -> Fabric:
+    """Hosts of one kind each."""
+    kind = {"type": "cuda", "memory": "16 GiB", "speed": "1 Tflop/s", "memory_rate": "1 GB/s"}
+    return Machines(
+        devices=dict.fromkeys(RATES, kind),
+        hosts=tuple(
+            {"name": f"h{i}", "devices": {k: n}, "inside": "bus", "nic": "nic"} for i, (k, n) in enumerate(hosts)
+        ),
+        links={"bus": {"rate": "50 GB/s", "latency": "5 us"}, "nic": {"rate": nic, "latency": "20 us"}},
+    ).fabric
+
+
+def even(parts: int) -> PartStats:
+    return PartStats.even(LARGE.nodes, LARGE.edges, parts, alpha=0.2 * (parts - 1), cut_share=0.2)
+
+
+def only(*names: str) -> Registry:
+    """The shipped strategies of these names; of all without any."""
+    registry = shipped()
+    return replace(registry, strategies={name: registry.strategies[name] for name in names or registry.strategies})
+
+
+def request(ir: ModelIR, fabric: Fabric, *allowed: str, strategies: tuple[str, ...] = ()) -> Request:
+    machine = Machine(fabric, tuple(RATES[d.kind] for d in fabric.devices))
+    return Request(
+        ir,
+        LARGE,
+        even,
+        machine,
+        fabric.size,
+        frozenset({"exact", *allowed}),  # type: ignore[arg-type]
+        places=True,
+        registry=only(*strategies),
+        uneven=lambda shares: even(len(shares)).reshaped(shares),
+    )
+
+
+def test_slow_devices_get_small_parts() -> None:
+    """Enumeration has equal parts only; every search but it finds that a slow device holds fewer nodes."""
+    asked = request(ir_of("gcn", 3), fabric(("slow", 2), ("fast", 2)), strategies=("graph_parallel", "sar"))
+    uniform = run(asked, "enumerate").evaluated[0]
+    for name in ("guided", "tag", "random"):
+        best = run(asked, name, budget=60, seed=1).evaluated[0]
+        assert best.objective < 0.8 * uniform.objective, name
+        slow, fast = (
+            [s for s, d in zip(best.shares, best.devices, strict=True) if asked.machine.fabric.devices[d].kind == kind]
+            for kind in ("slow", "fast")
+        )
+        assert max(slow) < 0.5 * min(fast), name
+        assert sum(best.shares) == pytest.approx(1, abs=1e-4)
+
+
+def test_stages_and_places_equal_brute_force() -> None:
+    """A pipeline over two kinds in three hosts: every order of kinds, every cut."""
+    ir = ir_of("resgcn", 7)
+    asked = request(ir, fabric(("fast", 1), ("slow", 2), ("fast", 1), nic="3 Gbit/s"), "stale", strategies=("gnnpipe",))
+    found = run(asked, "guided", budget=200).evaluated[0]
+    work = Work(ir, LARGE, even(1), asked.machine.rates[:1])
+    best = math.inf
+    for order in itertools.permutations([[0], [1, 2], [3]]):
+        devices = [d for host in order for d in host]
+        machine = Machine(asked.machine.fabric.choose(devices), tuple(asked.machine.rates[d] for d in devices))
+        for cuts in itertools.combinations(range(1, 7), 3):
+            for chunks in (1, 4, 8, 16, 32):
+                candidate = PipelineCandidate(stages=4, chunks=chunks, cuts=(0, *cuts))
+                best = min(best, candidate.price(work, machine).seconds)
+    assert found.price.seconds == pytest.approx(best, rel=0.02)  # cuts: one bottleneck for both directions
+    lengths = [len(span) for span in found.candidate.layers_of(7)]
+    kinds = [asked.machine.fabric.devices[d].kind for d in found.devices]
+    assert max(n for n, k in zip(lengths, kinds, strict=True) if k == "slow") < max(lengths)
+
+
+def test_every_point_is_one_candidate_in_one_place() -> None:
+    """Points with the same canonical point are the same plan; different ones differ."""
+    asked = request(ir_of("gat", 4), fabric(("fast", 2), ("slow", 1), ("fast", 1)), "stale", "quantized", "rounded")
+    points = Points(replace(asked, fewer=True))
+    made: dict = {}
+    names = list(points.space.choices)
+    step = 7  # every seventh point of a space of thousands
+    for point in itertools.islice(itertools.product(*map(range, points.space.sizes)), 0, None, step * 97):
+        canonical = points.canonical(point)
+        assert points.canonical(canonical) == canonical
+        key = (*points.candidate(canonical)[:2], points.space.at(canonical)["shares"])
+        assert made.setdefault(key, canonical) == canonical, names
+    assert len(made) > 50
+
+
+def test_orders_of_kinds() -> None:
+    places = Places(fabric(("fast", 2), ("slow", 2), ("fast", 2)))
+    assert places.kinds == ("fast", "slow")
+    assert places.order(["slow", "fast"]) == [2, 3, 0, 1, 4, 5]
+    assert places.order(["slow", "slow"]) == [2, 3, 0, 1, 4, 5]  # no second slow host
+    assert places.used_kinds(["slow", "slow"], 6) == ("slow", "fast")
+    assert places.used_kinds(["fast", "slow"], 2) == ("fast", "fast")  # the second host holds no rank
+    assert device_of_rank([2, 3, 0, 1], 2, 2, "stages") == (2, 3, 0, 1)
+    assert device_of_rank([2, 3, 0, 1], 2, 2, "parts") == (2, 0, 3, 1)
+
+
+@pytest.mark.parametrize("by", [Metis(), Random(), Range()])
+def test_uneven_partitions_have_their_shares(by: Metis | Random | Range) -> None:
+    dataset = SBM(num_nodes=1200).load(None, 0)
+    shares = (0.5, 0.3, 0.2)
+    sizes = torch.bincount(Shares.wrap(by, shares).part_of(dataset, 3)) / 1200
+    assert sizes.tolist() == pytest.approx(shares, abs=0.03)
+    assert Shares.supported(by)
+    with pytest.raises(ValueError, match="must all be above 0"):
+        Shares.wrap(by, (0.5, 0.0))
+    with pytest.raises(ValueError, match="3 shares make no 2 parts"):
+        Shares.wrap(by, shares).part_of(dataset, 2)
+
+
+def test_reshaped_statistics_conserve_nodes_and_edges() -> None:
+    stats = even(4).reshaped((0.4, 0.3, 0.2, 0.1))
+    assert stats.nodes == pytest.approx([160_000, 120_000, 80_000, 40_000])
+    assert sum(stats.edges(p) for p in range(4)) == pytest.approx(LARGE.edges)
+    assert even(4).reshaped((1, 1, 1, 1)).halo[0] == pytest.approx(even(4).halo[0])
+
+
+instances: Any = import_module("planner_search.instances")  # Any: modules of a study
+training: Any = import_module("planner_search.train_guide")
+HELD_OUT, instance, families = instances.HELD_OUT, instances.draw, instances.families
+
+
+def test_the_shipped_weights() -> None:
+    """Below 50 k parameters and 200 kB; read without pickles; every tensor is one of the architecture's."""
+    assert WEIGHTS.stat().st_size < 200_000
+    state = torch.load(WEIGHTS, weights_only=True)
+    expected = Guide().state_dict()
+    assert {k: v.shape for k, v in state.items()} == {k: v.shape for k, v in expected.items()}
+    assert sum(v.numel() for v in state.values()) < 50_000
+    assert all(bool(v.isfinite().all()) for v in load().state_dict().values())
+
+
+def test_it_learns_and_its_weights_survive(tmp_path: Path) -> None:
+    """On two tiny games the loss falls by a third at least; a saved guide gives the same priors to half precision."""
+    torch.manual_seed(0)
+    games = [game for game in (training.play(seed, None, plays=15, most=3) for seed in range(2)) if game is not None]
+    assert games
+    for game in games:
+        for example in game.examples:
+            assert float(example.target.sum()) == pytest.approx(1)
+    guide = Guide()
+    before = float(torch.stack([training.loss_of(guide, game) for game in games]).mean().detach())
+    losses = training.fit(guide, games, epochs=40, seed=0, rate=6e-3)
+    assert losses[-1] < 0.67 * before
+    training.save(guide, tmp_path / "w.pt")
+    points = Points(instance(0, split="held_out", most=6).request)
+    start = (0,) * len(points.space.sizes)
+    kept, again = (prior_of(g, points)((), start) for g in (guide.eval(), load(tmp_path / "w.pt")))
+    assert again == pytest.approx(kept, abs=0.01)
+    torch.save({"a": torch.zeros(1)}, tmp_path / "w2.pt")
+    with pytest.raises(ValueError, match="holds no guide"):
+        load(tmp_path / "w2.pt")
+
+
+def test_scenes_and_priors() -> None:
+    """Shapes, finite features, probabilities; a search with the guide stays in its budget and repeats itself."""
+    request = instance(3, split="held_out", most=8).request
+    points = Points(request)
+    seen = scene(points)
+    assert {name: x.shape[1] for name, x in seen.nodes.items()} == WIDTHS
+    assert set(seen.edges) == set(RELATIONS)
+    for name, x in seen.nodes.items():
+        assert bool(x.isfinite().all()), name
+    for (source, _, target), pairs in seen.edges.items():
+        if pairs.numel():
+            assert int(pairs[0].max()) < len(seen.nodes[source])
+            assert int(pairs[1].max()) < len(seen.nodes[target])
+    start = (0,) * len(points.space.sizes)
+    rows, kinds = choice_features(points, (), start)
+    assert rows.shape == (points.space.sizes[0], CHOICE_WIDTH)
+    assert set(kinds) == {""}
+    prior = prior_of(load(), points)
+    for depth in range(len(start)):
+        given = prior(start[:depth], start)
+        assert len(given) == points.space.sizes[depth]
+        assert sum(given) == pytest.approx(1, abs=1e-5)
+    found = [run(request, "guided", budget=25, seed=4) for _ in range(2)]
+    assert found[0].evaluations <= 25 + len(price_grids(request))
+    assert found[0].evaluated[0].objective == found[1].evaluated[0].objective
+
+
+def test_nothing_held_out_is_trained_on() -> None:
+    for group, held in HELD_OUT.items():
+        assert not set(held) & set(families("train", group))
+        assert families("held_out", group) == held
+    for seed in range(2):
+        name = instance(seed, split="train", most=4).name
+        assert not any(word in name for words in HELD_OUT.values() for word in words)
+        assert instance(seed, split="train", most=4).name == name
+
+
+def test_loading_the_prior_keeps_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    network.load.cache_clear()
+    before = torch.random.get_rng_state()
+    network.load()
+    assert torch.equal(before, torch.random.get_rng_state())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from gnnpar.pricing.fabric import Device, Wire, build
 from gnnpar.pricing.quantity import bytes_text, parse, rate_text, seconds_text
 from gnnpar.pricing.topology import Machines, hosts_of_one_machine, one_host
 from gnnpar.settings import ConfigError
+from outcomes import refused
 
 GPU = {"type": "cuda", "memory": "16 GiB", "speed": "10 Tflop/s", "memory_rate": "500 GB/s"}
 LINKS = {"nvlink": {"rate": "20 GB/s", "latency": "5 us"}, "nic": {"rate": "25 Gbit/s", "latency": "30 us"}}
@@ -29,25 +31,6 @@ def test_units() -> None:
     assert (rate_text(25e9 / 8), bytes_text(16 * 2**30), seconds_text(0.0123)) == ("25 Gbit/s", "16 GiB", "12.3 ms")
 
 
-@pytest.mark.parametrize(
-    ("text", "dimension", "said"),
-    [
-        ("25 Gbps", "rate", "x=25 Gbps has the unknown unit Gbps"),
-        ("25 gbit/s", "rate", "did you mean Gbit/s?"),
-        ("-1 Gbit/s", "rate", "x=-1 Gbit/s must be above 0"),
-        ("0 GiB", "bytes", "x=0 GiB must be above 0"),
-        (25, "rate", "x=25 must be a number and a unit, such as 25 Gbit/s"),
-        ("fast", "speed", "x=fast must be a number and a unit, such as 14 Tflop/s"),
-        ("3 GiB", "seconds", "x=3 GiB has the unknown unit GiB"),
-    ],
-)
-def test_wrong_quantities(text: Any, dimension: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=r".*") as caught:
-        parse(text, dimension, name="x")
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_routes_pass_ports_and_nics() -> None:
     fabric = machines().fabric
     assert [d.name for d in fabric.devices] == ["h0/0", "h0/1", "h1/0", "h1/1"]
@@ -59,6 +42,7 @@ def test_routes_pass_ports_and_nics() -> None:
     assert fabric.classes() == [[0, 1], [2, 3]]
     assert fabric.topology(4).hosts == (2, 2)
     assert fabric.first(2).topology(2).hosts == ()
+    machines(hosts=(HOSTS[0] | {"count": 1}, HOSTS[0] | {"name": "h0", "count": 1}))  # names that differ by their copy
 
 
 def test_a_shared_medium_is_one_link_each_way() -> None:
@@ -101,24 +85,31 @@ def test_devices_forward_nothing() -> None:
         ({"hosts": ({"name": "h", "devices": {"gpu": 1}, "nic": "nic", "rack": "r"},)}, "rack=r is not among racks"),
         ({"hosts": ()}, "hosts has no device"),
         ({"links": {"nvlink": {"rate": "-3 GB/s"}, "nic": LINKS["nic"]}}, "links.nvlink.rate=-3 GB/s must be above 0"),
+        ({"links": {"nvlink": {"rate": "0 GB/s"}}}, "links.nvlink.rate=0 GB/s must be above 0"),
         ({"links": {"nvlink": {"rate": "3 GB"}, "nic": LINKS["nic"]}}, "links.nvlink.rate=3 GB has the unknown unit"),
+        ({"links": {"nvlink": {"rate": "25 gbit/s"}}}, "did you mean Gbit/s?"),
+        ({"links": {"nvlink": {"rate": 25}}}, "rate=25 must be a number and a unit, such as 25 Gbit/s"),
         ({"links": {"nvlink": {"latency": "3 us"}, "nic": {"rate": "1 GB/s"}}}, "links.nvlink.rate is missing"),
         ({"devices": {"gpu": GPU | {"memory": "lots"}}}, "devices.gpu.memory=lots must be a number and a unit"),
         ({"devices": {"gpu": {"type": "tpu", "memory": "1 GiB"}}}, "devices.gpu.type=tpu must be cpu or cuda"),
         ({"devices": {"gpu": {k: v for k, v in GPU.items() if k != "speed"}}}, "one of speed and memory_rate"),
-        ({"hosts": (HOSTS[0] | {"count": 1}, HOSTS[0] | {"name": "h0", "count": 1})}, "cannot be"),
         ({"hosts": ({"name": "h", "devices": {"gpu": 1}, "nic": "nic"},) * 2}, "device names stand twice"),
         ({"wires": ({"between": ["h0", "h9"], "link": "nic"},)}, "wires[0].between names h9"),
+        (
+            {"hosts": ({"name": "h", "devices": {"gpu": 10**9}},)},
+            "gpu=1000000000 must be a whole number from 1 to 1024",
+        ),
+        ({"hosts": ({**HOSTS[0], "count": 10**9},)}, "count=1000000000 must be a whole number from 1 to 1024"),
+        (
+            {"hosts": ({**HOSTS[0], "devices": {"gpu": 1000}, "count": 1000},)},
+            "hosts has more than 1024 devices; give it",
+        ),
+        ({"hosts": ({"name": "h", "devices": {"gpu": 2}, "inside": {"x": 1}},)}, "inside={'x': 1} is not among links"),
     ],
 )
 def test_what_is_wrong_is_one_line(changes: dict[str, Any], said: str) -> None:
-    if said == "cannot be":  # names that differ only by their copy are fine
+    with refused(re.escape(said)):
         machines(**changes)
-        return
-    with pytest.raises(ValueError, match=r".*") as caught:
-        machines(**changes)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_presets_compose() -> None:
@@ -147,18 +138,3 @@ def test_this_machine_and_the_paced_cluster() -> None:
     assert [paced.rate(a, b) for a, b in ((0, 1), (0, 2), (2, 0), (1, 3))] == [1e9, 5e7, 1e8, 5e7]
     with pytest.raises(ValueError, match="5 ranks do not fit on the topology's 4 devices: set world_size=4"):
         paced.first(5)
-
-
-@pytest.mark.parametrize(
-    ("host", "line"),
-    [
-        ({"devices": {"c": 10**9}}, r"hosts\[0\]\.devices\.c=1000000000 must be a whole number from 1 to 1024"),
-        ({"devices": {"c": 1}, "count": 10**9}, r"hosts\[0\]\.count=1000000000 must be a whole number from 1 to 1024"),
-        ({"devices": {"c": 1000}, "count": 1000}, "hosts has more than 1024 devices; give it fewer"),
-        ({"devices": {"c": 2}, "inside": {"x": 1}}, r"hosts\[0\]\.inside={'x': 1} is not among links"),
-    ],
-)
-def test_a_cluster_beyond_the_routes_of_a_planner_is_a_line(host: dict, line: str) -> None:
-    """Counts of 10^9 ran for minutes, and took memory."""
-    with pytest.raises(ValueError, match=line):
-        Machines(devices={"c": {"type": "cpu", "memory": "1 GiB"}}, hosts=({"name": "h", **host},))
