@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gnnpar.cli import dashboard
-from gnnpar.cli.dashboard import TABLE, place_of, run
-from gnnpar.report.dashboard import SECTIONS, of_study, panels_for
+from gnnpar.cli.dashboard import SECTIONS, TABLE, of_study, panels_for, place_of, run
 from gnnpar.settings import ConfigError
 from gnnpar.track.keys import BYTE_PHASES, KEYS, PHASES
 from gnnpar.track.wandb import AXES, CURVES, GIGABYTES, LINK, curves_over_cost, flat

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.adaptive.traces import row_variances
+from gnnpar.codecs.adaptive.codec import Adaptive, row_variances
 from gnnpar.codecs.codec import BFloat16, Drop, Identity
 from gnnpar.codecs.uniform import Random, Uniform
 from gnnpar.comm import MessageTag, Outgoing, RowLike, ThreadWorld

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from gnnpar.comm import staging
-from gnnpar.comm.staging import Staging
+from gnnpar.comm import process
+from gnnpar.comm.process import Staging
 from streams import Log
 
 
 @pytest.fixture
 def log(monkeypatch):
-    return Log(monkeypatch, staging)
+    return Log(monkeypatch, process)
 
 
 def rows_of(n):

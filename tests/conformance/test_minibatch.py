@@ -27,8 +27,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling import batches as minibatch
 from gnnpar.parallel.sampling.batches import SeedBatches, Shared
 from gnnpar.parallel.sampling.engine import one_ahead
-from gnnpar.parallel.sampling.neighbours import native, sampler_of
-from gnnpar.parallel.sampling.replica import Replica, replica_of
+from gnnpar.parallel.sampling.neighbours import Replica, native, replica_of, sampler_of
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of
 from gnnpar.parallel.single.strategy import Single

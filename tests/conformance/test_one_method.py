@@ -16,7 +16,7 @@ from gnnpar.parallel.bns.strategy import BoundarySampling
 from gnnpar.parallel.cagnet.strategy import Cagnet
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
-from gnnpar.parallel.sancus.view import Rule, change_of
+from gnnpar.parallel.sancus.strategy import Rule, change_of
 from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
 
 

@@ -19,9 +19,9 @@ from gnnpar.data.preprocess import prepare
 from gnnpar.data.saved import PT, raw_graph
 from gnnpar.models.gcn import GCN
 from gnnpar.models.pyg.model import PyG, PyGNet
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.report.runs import exactness_of
 from gnnpar.settings import ConfigError

@@ -17,15 +17,14 @@ from conftest import Run
 from data.samples import hetero
 from gnnpar.data.dataset import Dataset
 from gnnpar.folds.edge_data import Schema
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify import pyg_reference
 from gnnpar.verify.conformance import check, small_graph
-from gnnpar.verify.pyg_reference import difference, prepared, typed_dataset
+from gnnpar.verify.pyg_reference import Dictionaries, dictionaries, difference, prepared, typed_dataset, typed_graph
 from gnnpar.verify.soundness import find_fault
-from gnnpar.verify.typed import Dictionaries, dictionaries, typed_graph
 from outcomes import assert_passed, assert_shards_train_alike
 
 OF_PAPERS = typed("PapersAndAuthors", hidden=8)

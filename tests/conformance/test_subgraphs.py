@@ -25,8 +25,7 @@ from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.batches import DRAW, Induced, Shared, shuffled
-from gnnpar.parallel.sampling.neighbours import sampler_of
-from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.sampling.neighbours import Replica, sampler_of
 from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of

@@ -22,8 +22,8 @@ from gnnpar.comm import Communicator, ThreadWorld, allocator
 from gnnpar.comm.world import Host, World
 from gnnpar.data.tasks import make_task
 from gnnpar.launch import processes
+from gnnpar.launch.failures import Stop
 from gnnpar.launch.launch import _threads
-from gnnpar.launch.signals import Stop
 from gnnpar.models.gcn import GCN
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.single.strategy import Single

@@ -8,7 +8,7 @@ import torch
 
 from gnnpar.config.compose import compose
 from gnnpar.launch import launch
-from gnnpar.launch.signals import Stop
+from gnnpar.launch.failures import Stop
 
 
 class _Work:

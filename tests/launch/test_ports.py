@@ -14,7 +14,7 @@ import pytest
 
 from checkpoints import SMALL
 from conftest import environment
-from gnnpar.comm.sealing import NotOfThisRun, opened, sealed
+from gnnpar.comm.process import NotOfThisRun, opened, sealed
 from hosts import wait_for_epochs
 
 ENDLESS = (*SMALL[1:], "strategy=graph_parallel", "hydra.run.dir=run", "epochs=1000000", "eval_every=1000000")

@@ -14,8 +14,8 @@ from conformance.test_edge_data import ACROSS, HETERO, HGT_2, TYPED, WITHIN
 from gnnpar.folds.edge_data import EdgeSizes
 from gnnpar.models.rgat import RGAT
 from gnnpar.models.rgcn import RGCN
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.planner.extract import record
 from gnnpar.training.result.export import Plain, traced

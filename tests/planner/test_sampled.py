@@ -12,8 +12,7 @@ import pytest
 from composing import configured
 from conftest import Run
 from gnnpar.config.compose import compose
-from gnnpar.parallel.declared import DeclaredCandidate
-from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.declared import DeclaredCandidate, Problem
 from gnnpar.parallel.sampling.cost import (
     MOST,
     Drawn,
