@@ -13,9 +13,9 @@ from gnnpar.data.tasks import make_task
 from gnnpar.folds.block import Block
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges
+from gnnpar.parallel.blocks import fold_block
 from gnnpar.parallel.local import LocalRows, Pass, by_type
 from gnnpar.parallel.pipeline.chunks import draw_order
-from gnnpar.parallel.whole import fold_block
 from gnnpar.verify.conformance import Job
 
 

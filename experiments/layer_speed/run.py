@@ -38,9 +38,9 @@ from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN, RGCNConv
 from gnnpar.models.sage import SAGE
 from gnnpar.models.transformer import TransformerConv
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.training.result.result import commit
 

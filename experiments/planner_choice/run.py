@@ -10,14 +10,13 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import npz_graphs
 import records
 from blocks import run as run_blocks
 from planner_accuracy.report import read
 from planner_accuracy.run import CELLS, WARMUP, cells, launches
 from planner_choice.report import choices
 from records import Files
-
-import npz_graphs
 
 FEW, MANY, FAST = 8, 24, 0.12  # timed epochs; many where one is predicted to take less than so many seconds
 

@@ -10,7 +10,7 @@ from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.factors import FactorEngine
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.halo_engine import halo_engine
+from gnnpar.parallel.halo_graph import halo_engine
 
 
 class EveryFactor(FactorEngine):

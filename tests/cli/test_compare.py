@@ -13,11 +13,10 @@ import pytest
 
 from conftest import Run
 from gnnpar.cli import compare, dashboard
-from gnnpar.cli.dashboard import TABLE, place_of, run
+from gnnpar.cli.dashboard import SECTIONS, TABLE, of_study, panels_for, place_of, run
 from gnnpar.comm.world import Links
 from gnnpar.report import runs as reading
 from gnnpar.report.comparison import table_rows
-from gnnpar.report.dashboard import SECTIONS, of_study, panels_for
 from gnnpar.settings import ConfigError
 from gnnpar.track.keys import BYTE_PHASES, KEYS, PHASES
 from gnnpar.track.wandb import AXES, CURVES, GIGABYTES, LINK, curves_over_cost, flat

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from composing import configured
-from gnnpar.codecs.adaptive.codec import Adaptive
-from gnnpar.codecs.adaptive.traces import row_variances
+from gnnpar.codecs.adaptive.codec import Adaptive, row_variances
 from gnnpar.codecs.codec import BFloat16, Codec, Drop, Identity
 from gnnpar.codecs.delta import Delta
 from gnnpar.codecs.quantized import QuantizedRows

@@ -32,8 +32,7 @@ from gnnpar.comm import (
     staging,
 )
 from gnnpar.comm.ledger import EpochTraffic, Ledger, Receipt
-from gnnpar.comm.process import ProcessCommunicator, connect
-from gnnpar.comm.staging import Staging
+from gnnpar.comm.process import ProcessCommunicator, Staging, connect
 from gnnpar.config.compose import compose
 from gnnpar.launch import launch
 from gnnpar.partition.shard import Shard

@@ -31,8 +31,7 @@ from gnnpar.models.gat import GAT
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelConfig, ModelSource
 from gnnpar.models.resgcn import ResGCN
-from gnnpar.parallel.bns.sample import Reweighted, kept
-from gnnpar.parallel.bns.strategy import BoundarySampling
+from gnnpar.parallel.bns.strategy import BoundarySampling, Reweighted, kept
 from gnnpar.parallel.broadcast import BroadcastGraph
 from gnnpar.parallel.cagnet.strategy import Cagnet
 from gnnpar.parallel.cofree import strategy as cofree
@@ -45,8 +44,7 @@ from gnnpar.parallel.pipegcn.strategy import PipeGCN
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.sampling.strategy import Minibatch
-from gnnpar.parallel.sancus.strategy import Sancus
-from gnnpar.parallel.sancus.view import CachedParts
+from gnnpar.parallel.sancus.strategy import CachedParts, Sancus
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.shape_trace import shape_trace
 from gnnpar.parallel.stale import StaleExchange

@@ -161,7 +161,7 @@ def test_link_costs_decide_and_come_from_a_file(tmp_path):
 def test_the_bias_of_the_gradient_is_an_l2_term():
     """Y = Q(H) W: the same noise is in the activation and in its weight's gradient, so that
     E[Q^T (Q W - Y)] = H^T (H W - Y) + diag(variance of the columns) W. No test may claim an unbiased gradient."""
-    from gnnpar.codecs.adaptive.traces import row_variances
+    from gnnpar.codecs.adaptive.codec import row_variances
     from messages import Message
 
     torch.manual_seed(0)

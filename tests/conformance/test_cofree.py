@@ -13,8 +13,7 @@ from composing import configured
 from engines import Rank, on_ranks
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.cofree.engine import _CHOICE, _MASK
-from gnnpar.parallel.cofree.strategy import CoFree
+from gnnpar.parallel.cofree.strategy import _CHOICE, _MASK, CoFree
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import check_plan
 from gnnpar.partition.partition import Random

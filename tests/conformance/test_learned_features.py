@@ -32,13 +32,13 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
 from gnnpar.models.pyg.model import PyG
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.learned import initial_vectors
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError

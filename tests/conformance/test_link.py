@@ -23,11 +23,11 @@ from gnnpar.models.gat import GAT
 from gnnpar.models.gcn import GCN
 from gnnpar.models.pairs import pair_scores
 from gnnpar.parallel import pairs
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.training.checks import check_strategy

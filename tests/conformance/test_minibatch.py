@@ -37,8 +37,7 @@ from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling import batches as minibatch
 from gnnpar.parallel.sampling.batches import DRAW, Induced, SeedBatches, Shared, shuffled
 from gnnpar.parallel.sampling.engine import one_ahead
-from gnnpar.parallel.sampling.neighbours import native, sampler_of
-from gnnpar.parallel.sampling.replica import Replica, replica_of
+from gnnpar.parallel.sampling.neighbours import Replica, native, replica_of, sampler_of
 from gnnpar.parallel.sampling.saint import NodeSets, SaintBatches, estimated
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sampling.view import SampledGraph, subgraph_of

@@ -25,7 +25,7 @@ from gnnpar.parallel.feature.strategy import FeatureParallel
 from gnnpar.parallel.feature.view import Slices, slices_of
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipegcn.strategy import PipeGCN
-from gnnpar.parallel.sancus.view import Rule, change_of
+from gnnpar.parallel.sancus.strategy import Rule, change_of
 from gnnpar.verify.conformance import make_job, relative_error, small_graph, train_in_threads
 
 

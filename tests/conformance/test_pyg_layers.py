@@ -28,8 +28,8 @@ from gnnpar.models.rgat import RGAT, RGATConv
 from gnnpar.models.rgcn import RGCN, RGCNConv
 from gnnpar.models.sage import SAGEConv
 from gnnpar.models.transformer import TransformerConv
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify.conformance import small_graph
 from graphs import dataset_of, with_edge_data, with_weights

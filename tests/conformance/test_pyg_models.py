@@ -31,16 +31,15 @@ from gnnpar.models.pyg.marks import Edges, LocalEdges
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.pyg.probe_graph import ProbeGraph
 from gnnpar.models.pyg.propagate import lowering_of
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.needs import refuse
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify import pyg_reference
 from gnnpar.verify.conformance import check, small_graph, train_in_threads
-from gnnpar.verify.pyg_reference import difference, prepared, typed_dataset
+from gnnpar.verify.pyg_reference import Dictionaries, dictionaries, difference, prepared, typed_dataset, typed_graph
 from gnnpar.verify.soundness import find_fault
-from gnnpar.verify.typed import Dictionaries, dictionaries, typed_graph
 from graphs import with_edge_data
 from outcomes import assert_passed, assert_shards_train_alike, refused
 

@@ -27,9 +27,9 @@ from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import ModelConfig
 from gnnpar.models.pyg.model import PyG, PyGNet
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.report.runs import exactness_of
 from gnnpar.settings import ConfigError

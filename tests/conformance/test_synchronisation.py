@@ -50,7 +50,7 @@ OF_A_SAMPLE = [  # a mini-batch has new rows every step
     Allowed("gnnpar/training/optim.py", "Stepper.refused", "an epoch ends at a gradient that is not finite"),
 ]
 SAMPLING = ("minibatch", "bns")
-DRAWING = "gnnpar/parallel/bns/sample.py"  # what it draws, and cuts by that, is exempt
+DRAWING = "gnnpar/parallel/bns/strategy.py"  # what it draws, and cuts by that, is exempt
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_sancus_with_a_bound_waits_once_an_aggregation():
     """Who broadcasts the rows of a layer follows from them, and they from what was broadcast of the layer before."""
     job, world = job_of("sancus", "gcn", "strategy.bound=0.01", "strategy.period=null")
     _, events = losses_and_events(job, world)
-    asked = [event for event in events if "gnnpar/parallel/sancus/view.py" in event.callers]
+    asked = [event for event in events if "gnnpar/parallel/sancus/strategy.py" in event.callers]
     assert len(asked) == job.model.num_layers * world
     rest = [e for e in events if e not in asked and not any(each.covers(e) for each in ALLOWED)]
     assert not rest, rest

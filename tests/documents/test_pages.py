@@ -20,8 +20,8 @@ from gnnpar import __version__
 from gnnpar.cli.main import COMMANDS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gcn import GCNConv
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.paths import conf_dir
 from gnnpar.verify.conformance import small_graph

@@ -20,8 +20,8 @@ from conftest import environment
 from gnnpar.comm import Communicator, allocator
 from gnnpar.comm.world import Host, World
 from gnnpar.launch import processes
+from gnnpar.launch.failures import Stop
 from gnnpar.launch.launch import _threads
-from gnnpar.launch.signals import Stop
 from gnnpar.settings import Comm, Launch
 
 TIMES = 60

@@ -26,14 +26,12 @@ import gnnpar
 from conftest import Run, environment
 from gnnpar.api import TrainingFailed
 from gnnpar.comm import interfaces
-from gnnpar.comm.process import connect
-from gnnpar.comm.sealing import NotOfThisRun, opened, sealed
+from gnnpar.comm.process import NotOfThisRun, connect, opened, sealed
 from gnnpar.comm.world import Outcome, RunHooks
 from gnnpar.config.compose import compose
-from gnnpar.launch.failures import HangTimer, hanging
+from gnnpar.launch.failures import HangTimer, Stop, hanging
 from gnnpar.launch.launch import _threads, launch, world_of
 from gnnpar.launch.processes import enter_network, first_failure, start_ranks
-from gnnpar.launch.signals import Stop
 from gnnpar.planner import calibrate
 from started import Sleep, Started, wait_for_epochs
 

@@ -20,8 +20,8 @@ from gnnpar.models.hgt import HGT
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgat import RGAT
 from gnnpar.models.rgcn import RGCN
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.planner.extract import record
 from gnnpar.training.result.export import Plain, traced

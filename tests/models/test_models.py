@@ -19,9 +19,9 @@ from gnnpar.models.initial import construct
 from gnnpar.models.pairs import with_scorer
 from gnnpar.models.pyg.model import PyG
 from gnnpar.models.rgcn import RGCN, Matrices
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import LocalRows, Pass
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.verify.conformance import make_job, small_graph, train_in_threads
 

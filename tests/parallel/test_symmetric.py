@@ -13,11 +13,11 @@ from gnnpar.comm import ThreadWorld
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gcnii import GCNII
 from gnnpar.parallel import context
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.verify.conformance import Job, make_job, merge_ranks, small_graph
-from gnnpar.verify.edges import with_edge_data
+from gnnpar.verify.soundness import with_edge_data
 
 MODELS = {
     "gcn": GCN(num_layers=3, hidden=16),

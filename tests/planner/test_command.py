@@ -342,7 +342,7 @@ MODULE = '''
 from dataclasses import dataclass
 
 from gnnpar.parallel.halo.strategy import GraphParallel
-from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.declared import Problem
 from gnnpar.parallel.strategy import Capabilities
 from gnnpar.pricing.machine import Machine
 from gnnpar.pricing.price import Memory, Price, Traffic

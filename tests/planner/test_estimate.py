@@ -24,20 +24,18 @@ from gnnpar.codecs.uniform import Random as RandomBits
 from gnnpar.codecs.uniform import Uniform
 from gnnpar.config.compose import compose
 from gnnpar.data.dataset import Dataset
-from gnnpar.parallel.base import CodedStrategy
-from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Declares
+from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Declares, Priced, Problem
 from gnnpar.parallel.digest.strategy import Digest
 from gnnpar.parallel.halo.adaqp import AdaQP
 from gnnpar.parallel.halo.strategy import GraphParallel
 from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.pipeline.hybrid import Hybrid
 from gnnpar.parallel.pipeline.strategy import GNNPipe
-from gnnpar.parallel.priced import Priced, Problem
 from gnnpar.parallel.sampling.cost import MOST, Drawn, Step, draw, num_steps, sampled_epoch, step_seconds
 from gnnpar.parallel.sampling.strategy import Minibatch
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import Workload
+from gnnpar.parallel.strategy import CodedStrategy, Workload
 from gnnpar.partition.partition import Random
 from gnnpar.planner import strategy as tag
 from gnnpar.planner.estimate import Estimator, row_of

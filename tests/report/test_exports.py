@@ -57,7 +57,7 @@ def test_a_narrow_terminal_goes_without_what_matters_least(
     from rich.console import Console
 
     wide = " ".join(table(output(capsys, str(study))).splitlines()[:2]).split()
-    monkeypatch.setattr("gnnpar.report.terminal._console", lambda: Console(width=100, highlight=False))
+    monkeypatch.setattr("gnnpar.cli.compare._console", lambda: Console(width=100, highlight=False))
     narrow = output(capsys, str(study))
     assert {"verdict", "control", "epoch"} <= set(" ".join(table(narrow).splitlines()[:2]).split()) < set(wide)
     assert "too narrow for exactness" in narrow

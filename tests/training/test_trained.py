@@ -32,8 +32,8 @@ from gnnpar.graph import Graph
 from gnnpar.models.gcn import GCN
 from gnnpar.models.gnn import GNN
 from gnnpar.models.pyg.model import PyG
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.settings import ConfigError
 from gnnpar.training.checkpoint.resume import EdgeFacts

@@ -2,6 +2,13 @@
 
 A gloo pair is half duplex. Traffic to higher ranks and traffic to lower ranks therefore use two process groups with
 separate connections, which run concurrently at full rate.
+
+Objects between the ranks of one host, with an HMAC-SHA256 of a key shared by these ranks.
+
+Copies between a GPU and pinned host memory, on separate streams, for gloo.
+
+Out: the copies of an exchange wait for the kernels that made the buffers, not for later ones; one event marks the end
+of all. In: a copy does not wait for kernels launched meanwhile, and only its readers wait for it.
 """
 
 # torch.distributed declares no types of its collectives
@@ -9,7 +16,10 @@ separate connections, which run concurrently at full rate.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
+import pickle
 import queue
 import socket
 import threading
@@ -22,7 +32,7 @@ from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, cuda
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gnnpar.comm import interfaces
@@ -30,8 +40,68 @@ from gnnpar.comm.clock import PhaseClock
 from gnnpar.comm.clock import monotonic as now
 from gnnpar.comm.communicator import Axis, Communicator, Mesh, MessageTag, Pending, T
 from gnnpar.comm.ledger import Ledger, Receipt
-from gnnpar.comm.sealing import opened, sealed
-from gnnpar.comm.staging import Staging
+
+
+class Staging:
+    """Copies of one device. On a CPU nothing is copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        on_gpu = device.type == "cuda"
+        self._out, self._in = (cuda.Stream(device), cuda.Stream(device)) if on_gpu else (None, None)
+
+    def to_host(self, buffers: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Copy buffers to the host, and wait, since gloo reads them at once."""
+        if self._out is None or not buffers:
+            return dict(buffers)
+        self._out.wait_stream(cuda.current_stream())
+        on_host: dict[int, Tensor] = {}
+        with cuda.stream(self._out):
+            for peer, buffer in buffers.items():
+                on_host[peer] = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+                on_host[peer].copy_(buffer, non_blocking=True)
+                buffer.record_stream(self._out)
+            arrived = cuda.Event()
+            arrived.record(self._out)
+        arrived.synchronize()
+        return on_host
+
+    def to_device(self, buffer: Tensor) -> Tensor:
+        """Copy a pinned buffer to the device. The host does not wait; the current stream does."""
+        if self._in is None:
+            return buffer
+        with cuda.stream(self._in):
+            on_device = buffer.to(self._device, non_blocking=True)
+        cuda.current_stream().wait_stream(self._in)
+        on_device.record_stream(cuda.current_stream())
+        return on_device
+
+
+_SIZE = hashlib.sha256().digest_size
+
+
+class NotOfThisRun(ConnectionError):
+    """Bytes without the HMAC of this run's key arrived, and were not unpickled."""
+
+
+def sealed(key: bytes, label: bytes, obj: object) -> bytes:
+    """Pickle an object for another rank. label: sender, receiver and call. Without a key (joined ranks), add no HMAC,
+    as in torch's own object collectives."""
+    data = pickle.dumps(obj, protocol=5)
+    return (_hmac(key, label, data) if key else b"") + data
+
+
+def opened(key: bytes, label: bytes, data: bytes) -> object:
+    """Return the object passed to `sealed`. Raise NotOfThisRun before unpickling."""
+    if not key:
+        return pickle.loads(data)
+    if not hmac.compare_digest(data[:_SIZE], _hmac(key, label, data[_SIZE:])):
+        raise NotOfThisRun(f"message {label.decode()} has a wrong HMAC: a process of another run is connected")
+    return pickle.loads(data[_SIZE:])
+
+
+def _hmac(key: bytes, label: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, len(label).to_bytes(8, "little") + label + data, "sha256")
 
 
 def connect(

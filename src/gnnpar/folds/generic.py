@@ -1,4 +1,7 @@
-"""Fold of a user's message: two functions of one edge, folded and differentiated block by block, without a kernel."""
+"""Fold of a user's message: two functions of one edge, folded and differentiated block by block, without a kernel.
+
+The rows of the sources of all in-edges, for code that folds them itself.
+"""
 
 from __future__ import annotations
 
@@ -226,3 +229,40 @@ def edges_at_once(x: Operands) -> int:
         return _EDGES_AT_ONCE
     widest = max((t.shape[1:].numel() * t.element_size() for t in tensors), default=1)
     return min(_EDGES_AT_ONCE, max(_BYTES_ON_A_CORE // max(widest, 1), 1024))
+
+
+@dataclass(frozen=True)
+class SourceRows(ByBlock):
+    """The source's row of each in-edge, by ascending edge id. No fold over blocks: one block holds all in-edges.
+    Shapes: src ([M, ...],) -> [E, ...]."""
+
+    needs_src = False
+    linear = False
+    summed = False
+
+    @property
+    def whole_neighborhood(self) -> bool:
+        return True
+
+    @property
+    def needs_edge_ids(self) -> bool:
+        return True
+
+    def update(self, state: Rows, block: Block, x: Operands) -> Rows:
+        """Return the rows. ValueError for a second block of the same destinations."""
+        if state:
+            raise ValueError(
+                "a convolution reads whole neighbourhoods, and the strategy folds them in pieces: use single, "
+                "graph_parallel or another that reads halo rows"
+            )
+        return (x.src[0].index_select(0, _by_id(block)),)
+
+    def grad(self, block: Block, x: Operands, prepared: Rows, grad_out: Tensor) -> Operands:
+        zeros = grad_out.new_zeros(block.num_src, *grad_out.shape[1:])
+        return Operands((zeros.index_add_(0, _by_id(block), grad_out),))
+
+
+def _by_id(block: Block) -> Tensor:
+    """Return the column of each edge, by ascending edge id. Shapes: [E] int64."""
+    columns, places = block.indices.long(), block.edge_places
+    return columns if places is None else torch.empty_like(columns).index_copy_(0, places, columns)

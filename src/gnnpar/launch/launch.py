@@ -12,9 +12,8 @@ from gnnpar.comm.world import Host, How, Interrupted, Outcome, RunHooks, World, 
 from gnnpar.files import require_files, require_memory
 from gnnpar.launch import processes
 from gnnpar.launch.emulated import paced
-from gnnpar.launch.failures import Failure, failure_of
+from gnnpar.launch.failures import Failure, Stop, failure_of, interruptible
 from gnnpar.launch.join import Joined, join
-from gnnpar.launch.signals import Stop, interruptible
 from gnnpar.launch.slurm import check_rank, number, rank_on_host
 from gnnpar.settings import MAX_RANKS, Comm, Launch, Settings
 from gnnpar.track.console import say

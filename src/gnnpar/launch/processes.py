@@ -37,8 +37,7 @@ from gnnpar.files import write_json_atomic
 from gnnpar.launch import environment
 from gnnpar.launch.emulated import cpu_shares
 from gnnpar.launch.emulated.namespaces import INTERFACE, Network, enter, interface_sent_bytes
-from gnnpar.launch.failures import Failure, HangTimer, failure_of, hanging
-from gnnpar.launch.signals import Stop, answer_in_rank, blocked
+from gnnpar.launch.failures import Failure, HangTimer, Stop, answer_in_rank, blocked, failure_of, hanging
 from gnnpar.settings import Comm, Launch
 from gnnpar.track.console import SHOWN, complain, patient_streams, progress_lines, say
 

@@ -18,11 +18,11 @@ from gnnpar.codecs.codec import Identity
 from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgoing, Posted, RowLike, RowLists
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows, chosen
-from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.blocks import ExchangingView, Gradient
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import FlatEngine, Stateful
+from gnnpar.parallel.strategy import CodedStrategy
 from gnnpar.partition.shard import Shard
 
 

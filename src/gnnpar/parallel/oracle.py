@@ -14,10 +14,10 @@ from torch import Tensor
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Rows, chosen
 from gnnpar.folds.wrapped import TypeFilteredFold
+from gnnpar.parallel.blocks import fold_block
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, PassGraph
 from gnnpar.parallel.view import View
-from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 

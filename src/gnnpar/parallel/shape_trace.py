@@ -15,8 +15,8 @@ from gnnpar.comm import RowLike
 from gnnpar.folds.aggregator import Aggregator, Pushable
 from gnnpar.folds.block import Block, Operands, Rows, chosen
 from gnnpar.graph import Reduction
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import Shard
 from gnnpar.pricing.ir import Fold
 

@@ -1,19 +1,22 @@
-"""The Strategy protocol: a configuration that states its capabilities, plans on rank 0 and builds an engine."""
+"""The Strategy protocol: a configuration that states its capabilities, plans on rank 0 and builds an engine.
+
+Defaults of strategies with one part per rank and all layers on every rank.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from gnnpar.codecs.codec import CodecConfig, Exactness
+from gnnpar.codecs.codec import CodecConfig, Exactness, Identity, check_epochs
 from gnnpar.data.dataset import Dataset
-from gnnpar.folds.edge_data import EdgeKind
+from gnnpar.folds.edge_data import ALL_KINDS, EdgeKind
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine
@@ -213,3 +216,60 @@ def check_members(strategy: object) -> None:
         f"{kind.__module__}.{kind.__qualname__} has no {lacking[0]}, which a Strategy needs: add it "
         f"({', '.join(MEMBERS)}; gnnpar.parallel.strategy describes them)"
     )
+
+
+HALO = Capabilities(
+    from_shards=True, edge_data=ALL_KINDS, moments=True, pair_loss=True, row_order=True, learned_features=True
+)
+"""Capabilities of a strategy that reads halo rows: its ranks hold all rows of a layer at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatStrategy:
+    """A strategy that runs with any setting, and is its own exact limit. `mode`, `how`: `LayerFacts` of every layer."""
+
+    mode: ClassVar[str] = ""
+
+    @property
+    def how(self) -> str:
+        return ""
+
+    def exact_limit(self) -> Self:
+        return self
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        """Accept every configuration."""
+
+    def plan(self, workload: Workload, topology: Topology) -> Plan:
+        return workload.flat_plan(topology)
+
+    def describe(self, plan: Plan) -> Sequence[LayerFacts]:
+        return (LayerFacts(mode=self.mode, how=self.how),) * plan.num_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedStrategy(FlatStrategy):
+    """A strategy that sends rows by `codec` in training. It is exact with the identity codec and these fields.
+
+    `limit`: fields of the exact limit, with their values; `beyond`: the kind of inexactness of other values.
+    """
+
+    codec: CodecConfig = Identity()
+    limit: ClassVar[Mapping[str, object]] = {}
+    beyond: ClassVar[Exactness] = "stale"
+
+    @property
+    def at_limit(self) -> bool:
+        """Return True if at most the codec makes the strategy inexact."""
+        return all(vars(self)[name] == value for name, value in self.limit.items())
+
+    @property
+    def exactness(self) -> frozenset[Exactness]:
+        kinds = self.codec.exactness
+        return kinds if self.at_limit else (kinds - {"exact"}) | frozenset[Exactness]({self.beyond})
+
+    def exact_limit(self) -> Self:
+        return replace(self, codec=Identity(), **self.limit)
+
+    def check(self, num_ranks: int, num_layers: int, epochs: int) -> None:
+        check_epochs(self.codec, epochs)

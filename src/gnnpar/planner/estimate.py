@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gnnpar.files import JsonDict
+from gnnpar.parallel.declared import Priced
 from gnnpar.parallel.needs import refuse_edge_data
-from gnnpar.parallel.priced import Priced
 from gnnpar.parallel.strategy import Strategy
 from gnnpar.planner.machines import setting_of, threads_of
 from gnnpar.planner.planned import workload_of

@@ -16,8 +16,8 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.files import JsonDict, JsonObject
 from gnnpar.folds.edge_data import EDGE_KINDS, EdgeKind
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.declared import Problem
 from gnnpar.parallel.needs import EDGE_TITLES
-from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.strategy import Strategy, Workload
 from gnnpar.partition.partition import Shares
 from gnnpar.placement import Plan, Quality, Topology

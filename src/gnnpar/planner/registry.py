@@ -16,8 +16,8 @@ import yaml
 
 from gnnpar.files import JsonDict
 from gnnpar.models.gnn import ModelSource
+from gnnpar.parallel.declared import Enumerated, Priced, Problem
 from gnnpar.parallel.needs import refuse
-from gnnpar.parallel.priced import Enumerated, Priced, Problem
 from gnnpar.parallel.strategy import Strategy, check_members
 from gnnpar.paths import conf_dir, installed_confs
 from gnnpar.placement import QUALITIES, Quality

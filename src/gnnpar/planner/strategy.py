@@ -16,8 +16,8 @@ from typing import Literal
 
 from gnnpar.codecs.codec import Exactness
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Priced, Problem
 from gnnpar.parallel.engine import Engine
-from gnnpar.parallel.priced import Priced, Problem
 from gnnpar.parallel.strategy import Capabilities, LayerFacts, Strategy, Workload
 from gnnpar.placement import Plan, Quality, Topology
 from gnnpar.planner.planner import Planned, Request

@@ -12,10 +12,9 @@ from math import ceil
 
 from gnnpar.pricing.ir import Fold
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.memory import NUMBER, rank_memory
 from gnnpar.pricing.price import Memory, Phases
 from gnnpar.pricing.tasks import TaskGraph
-from gnnpar.pricing.work import Flow, LayerPass, Work, wire_bytes
+from gnnpar.pricing.work import NUMBER, Flow, LayerPass, Work, rank_memory, wire_bytes
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,22 @@ from functools import partial
 from typing import Literal
 
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.memory import NUMBER, rank_memory, structure_bytes, widest_fold
 from gnnpar.pricing.price import Memory, Phases
 from gnnpar.pricing.regrouped import Regrouped, turns
 from gnnpar.pricing.statistics import PartStats
 from gnnpar.pricing.tasks import SimulatedTask, TaskGraph
-from gnnpar.pricing.work import DIRECTIONS, Direction, Flow, LayerPass, LayerSeconds, Work
+from gnnpar.pricing.work import (
+    DIRECTIONS,
+    NUMBER,
+    Direction,
+    Flow,
+    LayerPass,
+    LayerSeconds,
+    Work,
+    rank_memory,
+    structure_bytes,
+    widest_fold,
+)
 
 Kind = Literal["local", "halo", "parts", "rounds", "columns", "grid"]
 

@@ -16,9 +16,9 @@ from gnnpar.comm.world import World
 from gnnpar.data.dataset import Dataset
 from gnnpar.folds.block import Rows
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.strategy import Workload, check_plan
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan, Topology, clear
 from gnnpar.precision import TYPES

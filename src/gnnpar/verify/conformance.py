@@ -17,23 +17,21 @@ from gnnpar.data.tasks import Labels, TaskConfig, make_task
 from gnnpar.files import JsonDict
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pairs import with_scorer
-from gnnpar.parallel.base import CodedStrategy
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.needs import check_first_layer, orders_rows, refuse, refuse_edge_data
 from gnnpar.parallel.oracle import WithOracle, WithOracleEngine
 from gnnpar.parallel.single.strategy import Single
-from gnnpar.parallel.strategy import Strategy, Workload
+from gnnpar.parallel.strategy import CodedStrategy, Strategy, Workload
 from gnnpar.parallel.view import FirstLayer
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.partition import Partitioner, Random
 from gnnpar.partition.row_order import Order, in_order
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan, Topology
 from gnnpar.training.optim import SGD, Adam
 from gnnpar.verify.differences import TOLERANCE, relative_error, rounding
-from gnnpar.verify.edges import with_edge_data
-from gnnpar.verify.soundness import find_fault
+from gnnpar.verify.soundness import find_fault, with_edge_data
 from gnnpar_kernels.csr import accumulate_dtype
 
 EPOCHS = 2

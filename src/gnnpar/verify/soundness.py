@@ -7,7 +7,7 @@ device, in fp64, with dropout on. A fault names its module.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -19,17 +19,16 @@ from gnnpar.data.dataset import Dataset
 from gnnpar.data.tasks import make_task
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Rows
-from gnnpar.folds.edge_data import Schema
+from gnnpar.folds.edge_data import EdgeData, EdgeKind, Schema
 from gnnpar.graph import Moments, Reduction
 from gnnpar.models.gnn import GNN, ModelSource
 from gnnpar.models.pyg.marks import EdgeRows, Placeholder
 from gnnpar.models.pyg.rows import Layout, NodeRows
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.engine import trained
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.learned import initial_vectors
 from gnnpar.partition.shard import Shard, cut
-from gnnpar.verify.edges import with_edge_data
 
 STEPS = 3
 TOLERANCE = 1e-9
@@ -454,3 +453,38 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor], *, exact: bool = Fa
 def _allowed(expected: Tensor) -> float:
     scale = float(expected.abs().max()) if expected.numel() else 0.0
     return TOLERANCE * max(scale, TOLERANCE)
+
+
+TYPES, WIDTH, _SEED = 3, 3, 3
+
+
+def drawn(num_edges: int, kinds: Collection[EdgeKind], like: EdgeData | None = None) -> EdgeData:
+    """Draw weights between 0.5 and 1.5, types, and normal rows of attributes, for the given kinds. like: a user's edge
+    data, used instead."""
+    if like is not None:
+        there = {kind: t for kind, t in like.tensors.items() if kind in kinds and len(t)}
+        return EdgeData(**{kind: t[torch.arange(num_edges) % len(t)] for kind, t in there.items()})
+    draw = torch.Generator().manual_seed(_SEED)
+    weight = torch.rand(num_edges, generator=draw) + 0.5
+    return EdgeData(
+        weight=weight if "weight" in kinds else None,
+        type=torch.randint(0, TYPES, (num_edges,), generator=draw) if "type" in kinds else None,
+        attr=torch.randn(num_edges, WIDTH, generator=draw) if "attr" in kinds else None,
+    )
+
+
+def with_edge_data(dataset: Dataset, kinds: Collection[EdgeKind], like: Dataset | None = None) -> Dataset:
+    """Return the graph with drawn edge data and nothing else; unchanged without any. like: as for `drawn`."""
+    if not kinds:
+        return dataset
+    return Dataset.of(
+        dataset.name,
+        x=dataset.x,
+        y=dataset.y,
+        edge_index=dataset.edge_index,
+        edges=drawn(dataset.num_edges, kinds, like and like.edges),
+        num_edge_types=(like and like.edge_sizes.types) or None,
+        masks=(dataset.train_mask, dataset.val_mask, dataset.test_mask),
+        num_classes=dataset.num_classes,
+        task=dataset.task,
+    )

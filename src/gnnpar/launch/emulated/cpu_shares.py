@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnpar.files import process_start
-from gnnpar.launch.signals import blocked
+from gnnpar.launch.failures import blocked
 
 _NAME = re.compile(r"gnnpar-(\d+)-(\d+)-rank\d+")
 _PERIOD_US = 4_000  # longest wait of a rank for its next share

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gnnpar.folds.source_rows import SourceRows
+from gnnpar.folds.generic import SourceRows
 from gnnpar.graph import Graph, InEdges, OneView, unchanged
 from gnnpar.models.pyg.nested import Called, leaves, mapped, mapped_call
 

@@ -14,16 +14,15 @@ from annotated_types import Ge
 from gnnpar.codecs.adaptive.codec import Adaptive
 from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm.communicator import Phase
-from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes, overlapped_folds
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, PassGraph
-from gnnpar.parallel.halo_engine import halo_engine
+from gnnpar.parallel.halo_graph import halo_engine
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.row_bytes import Halo, refuse_nothing
 from gnnpar.parallel.stale import RowPolicy, StaleWhole
-from gnnpar.parallel.strategy import Capabilities, name_of
+from gnnpar.parallel.strategy import HALO, Capabilities, CodedStrategy, name_of
 from gnnpar.partition.shard import Shard
 from gnnpar.placement import Plan
 from gnnpar.pricing.steps import Step

@@ -19,15 +19,13 @@ from gnnpar.codecs.delta import refuse_delta
 from gnnpar.comm import CodedExchange
 from gnnpar.data.dataset import Dataset
 from gnnpar.folds.edge_data import IN_BLOCKS
-from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.declared import Declaration, Proposes
+from gnnpar.parallel.declared import Declaration, Problem, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.feature.view import FeatureGraph, row_lists, slices_of, structure_of
-from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.shape_trace import Use, shape_trace
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
+from gnnpar.parallel.strategy import HALO, Capabilities, CodedStrategy, LayerFacts, name_of
 from gnnpar.partition.shard import cut
 from gnnpar.placement import Plan
 from gnnpar.pricing.price import Traffic

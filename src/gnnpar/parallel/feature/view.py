@@ -20,10 +20,10 @@ from gnnpar.comm import CodedExchange, Communicator, Incoming, MessageTag, Outgo
 from gnnpar.folds.aggregator import Aggregator
 from gnnpar.folds.block import Block, Operands, Rows
 from gnnpar.folds.edge_data import EdgeData
+from gnnpar.parallel.blocks import fold_block
 from gnnpar.parallel.edges import Edges, in_edges
 from gnnpar.parallel.torch_types import Context, apply_to_rows
 from gnnpar.parallel.view import View
-from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import Shard
 
 How = Literal["columns", "heads", "values"]

@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gnnpar.codecs.codec import is_constant
-from gnnpar.parallel.base import HALO, CodedStrategy
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Proposes, overlapped_folds
+from gnnpar.parallel.declared import Declaration, DeclaredCandidate, Problem, Proposes, overlapped_folds
 from gnnpar.parallel.edges import Overlap
 from gnnpar.parallel.engine import Engine, FlatEngine
 from gnnpar.parallel.factors import FactorEngine
-from gnnpar.parallel.halo_engine import halo_engine
-from gnnpar.parallel.priced import Problem
+from gnnpar.parallel.halo_graph import halo_engine
 from gnnpar.parallel.row_bytes import Halo, RowBytes, refuse_nothing
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, name_of
+from gnnpar.parallel.strategy import HALO, Capabilities, CodedStrategy, LayerFacts, name_of
 from gnnpar.placement import Plan
 from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values
 from gnnpar.pricing.ir import ModelIR

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from gnnpar.files import JsonDict
+from gnnpar.parallel.declared import Problem, priced
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.pipeline.placing import Line, even_cuts, place_layers
-from gnnpar.parallel.priced import Problem, priced
 from gnnpar.parallel.row_bytes import SENDS_NOTHING, RowBytes
 from gnnpar.placement import Quality
 from gnnpar.pricing.candidate import Candidate, Knobs, Scope, Values, codec_fields, quality_of
 from gnnpar.pricing.ir import Fold, ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.memory import NUMBER, rank_memory, widest_fold
 from gnnpar.pricing.price import Memory, Phases, Price, Traffic, ring_bytes
 from gnnpar.pricing.steps import Step
 from gnnpar.pricing.tasks import SimulatedTask, TaskGraph
-from gnnpar.pricing.work import DIRECTIONS, Direction, Work, wire_bytes
+from gnnpar.pricing.work import DIRECTIONS, NUMBER, Direction, Work, rank_memory, widest_fold, wire_bytes
 
 if TYPE_CHECKING:
     from gnnpar.parallel.pipeline.strategy import GNNPipe

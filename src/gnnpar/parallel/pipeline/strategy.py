@@ -28,8 +28,8 @@ from gnnpar.comm import Mesh
 from gnnpar.folds.edge_data import IN_BLOCKS
 from gnnpar.folds.sum import Sum
 from gnnpar.models.gnn import GNN
-from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Problem
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.needs import check_first_layer
 from gnnpar.parallel.pipeline.chunk import Weights
@@ -39,9 +39,8 @@ from gnnpar.parallel.pipeline.placing import balanced, even
 from gnnpar.parallel.pipeline.schedule import Schedule, fill_drain
 from gnnpar.parallel.pipeline.simulate import expected
 from gnnpar.parallel.pipeline.stage import Remat
-from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.shape_trace import shape_trace
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
+from gnnpar.parallel.strategy import Capabilities, CodedStrategy, LayerFacts, Workload, name_of
 from gnnpar.parallel.torch_types import integers
 from gnnpar.partition.chunking import Balanced, Metis, Range, chunk, chunk_statistics, quotient
 from gnnpar.partition.shard import Shard, partition_statistics

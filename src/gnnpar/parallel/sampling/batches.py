@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from gnnpar.comm import Communicator
-from gnnpar.parallel.sampling.neighbours import InEdges, Sample, Sampler, sampler_of
-from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.sampling.neighbours import InEdges, Replica, Sample, Sampler, sampler_of
 from gnnpar.parallel.sampling.view import Normalize, Subgraph, ranges, subgraph_of
 from gnnpar_kernels import fold_key
 

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gnnpar.comm.clock import perf_counter
+from gnnpar.parallel.declared import Problem
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.needs import check_first_layer
-from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.batches import Batches
-from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.sampling.neighbours import Replica
 from gnnpar.parallel.sampling.view import SampledGraph
 from gnnpar.pricing.ir import ModelIR
 from gnnpar.pricing.machine import Machine
-from gnnpar.pricing.memory import held_to_evaluate
 from gnnpar.pricing.price import Memory, Price, Traffic, ring_bytes
 from gnnpar.pricing.quantity import seconds_text
 from gnnpar.pricing.rates import Rates
-from gnnpar.pricing.work import Work
+from gnnpar.pricing.work import Work, held_to_evaluate
 
 if TYPE_CHECKING:
     from gnnpar.parallel.sampling.strategy import Minibatch

@@ -22,7 +22,7 @@ from gnnpar.parallel.engine import EpochReport, FlatEngine, Stepper
 from gnnpar.parallel.halo_graph import exact_view
 from gnnpar.parallel.local import Pass
 from gnnpar.parallel.sampling.batches import At, Batches
-from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.sampling.neighbours import Replica
 from gnnpar.parallel.sampling.view import SampledGraph, Subgraph, first_rows
 from gnnpar_kernels import fold_key
 

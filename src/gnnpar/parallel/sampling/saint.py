@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnpar.comm import Communicator
 from gnnpar.parallel.sampling.batches import DRAW, ESTIMATE, At, Hops, Induced, InducedBatches, Shared
-from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.sampling.neighbours import Replica
 from gnnpar.parallel.sampling.view import Subgraph, subgraph_of
 from gnnpar_kernels import fold_key
 

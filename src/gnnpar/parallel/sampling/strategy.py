@@ -31,14 +31,13 @@ from gnnpar.codecs.codec import Exactness
 from gnnpar.comm import Communicator
 from gnnpar.models.gnn import GNN
 from gnnpar.parallel.context import BuildContext
+from gnnpar.parallel.declared import Problem
 from gnnpar.parallel.engine import Engine
 from gnnpar.parallel.needs import check_first_layer, refuse_empty_clusters
-from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.sampling.batches import Batches, ClusterBatches, Hops, SeedBatches, Shared
 from gnnpar.parallel.sampling.cost import price_of
 from gnnpar.parallel.sampling.engine import MinibatchEngine
-from gnnpar.parallel.sampling.neighbours import Body
-from gnnpar.parallel.sampling.replica import Replica, replica_of
+from gnnpar.parallel.sampling.neighbours import Body, Replica, replica_of
 from gnnpar.parallel.sampling.saint import Draw, SaintBatches
 from gnnpar.parallel.sampling.view import Normalize
 from gnnpar.parallel.shape_trace import shape_trace

@@ -22,11 +22,10 @@ from gnnpar.folds.edge_data import EdgeData
 from gnnpar.folds.generic import Generic
 from gnnpar.folds.sum import Sum
 from gnnpar.graph import InEdges, Message
+from gnnpar.parallel.blocks import fold_block
 from gnnpar.parallel.local import OwnRows, Pass, as_messages, by_type, to_device
-from gnnpar.parallel.sampling.neighbours import Sample
-from gnnpar.parallel.sampling.replica import Replica
+from gnnpar.parallel.sampling.neighbours import Replica, Sample
 from gnnpar.parallel.torch_types import integers
-from gnnpar.parallel.whole import fold_block
 from gnnpar.partition.shard import edges_by_id
 
 Normalize = Literal["graph", "subgraph"]

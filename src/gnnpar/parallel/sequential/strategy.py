@@ -28,19 +28,17 @@ from gnnpar.codecs.codec import FirstAndRest, Identity, is_constant
 from gnnpar.comm import CodedExchange
 from gnnpar.comm.rows import row_nbytes
 from gnnpar.folds.edge_data import ALL_KINDS, IN_BLOCKS
-from gnnpar.parallel.base import CodedStrategy
 from gnnpar.parallel.blocks import HeldRows
 from gnnpar.parallel.context import BuildContext
-from gnnpar.parallel.declared import Declaration, Proposes
+from gnnpar.parallel.declared import Declaration, Problem, Proposes
 from gnnpar.parallel.edges import EdgeOrder
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.priced import Problem
 from gnnpar.parallel.row_bytes import RowBytes
 from gnnpar.parallel.sequential.out_of_core import OutOfCoreEngine
 from gnnpar.parallel.sequential.rounds import Cuts, Pushes, RoundSchedule, Sizing
 from gnnpar.parallel.sequential.view import Residency, SequentialGraph
 from gnnpar.parallel.shape_trace import shape_trace
-from gnnpar.parallel.strategy import Capabilities, LayerFacts, Workload, name_of
+from gnnpar.parallel.strategy import Capabilities, CodedStrategy, LayerFacts, Workload, name_of
 from gnnpar.parallel.torch_types import unique
 from gnnpar.partition.shard import split
 from gnnpar.placement import Plan, Topology

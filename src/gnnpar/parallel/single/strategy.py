@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gnnpar.codecs.codec import Exactness
-from gnnpar.parallel.base import HALO
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.context import BuildContext
 from gnnpar.parallel.declared import Declaration, Proposes
 from gnnpar.parallel.engine import Engine, FlatEngine
-from gnnpar.parallel.strategy import LayerFacts
-from gnnpar.parallel.whole import WholeGraph
+from gnnpar.parallel.strategy import HALO, LayerFacts
 from gnnpar.placement import Plan
 from gnnpar.pricing.candidate import Knobs, Scope, Values
 from gnnpar.pricing.ir import ModelIR

@@ -19,8 +19,8 @@ from gnnpar.data.raw import EdgeList, checked_data, checked_features, checked_in
 from gnnpar.files import JsonDict
 from gnnpar.folds.edge_data import EdgeData
 from gnnpar.models.gnn import GNN
+from gnnpar.parallel.blocks import WholeGraph
 from gnnpar.parallel.local import Pass
-from gnnpar.parallel.whole import WholeGraph
 from gnnpar.partition.learned import WEIGHT
 from gnnpar.partition.shard import Shard
 from gnnpar.paths import path_of
