@@ -29,7 +29,6 @@ from gnnpar.comm import (
     RowLike,
     ThreadWorld,
     process,
-    staging,
 )
 from gnnpar.comm.ledger import EpochTraffic, Ledger, Receipt
 from gnnpar.comm.process import ProcessCommunicator, Staging, connect
@@ -419,7 +418,7 @@ def test_simulated_nccl_hangs_on_orders_that_do_not_fit(monkeypatch):
 
 @pytest.fixture
 def log(monkeypatch):
-    return Log(monkeypatch, staging)
+    return Log(monkeypatch, process)
 
 
 def rows_of(n):
