@@ -34,7 +34,7 @@ help:
 	@echo "make kills          runs of every strategy struck by signals, 15 times each; counts in outputs/kills.json, an hour or more"
 	@echo "make lint           ruff, pyright, import contracts, pip-audit where it is installed and online"
 	@echo "make bench          benchmarks for the hardware at hand"
-	@echo "make bench-peers    epochs beside DGL 1.1.3, SAR, PyG and, with ISPLIB=PYTHON, iSpLib, which take turns; 20 minutes of a quiet machine. DGL gets .venv-dgl;"
+	@echo "make bench-peers    epochs beside DGL 1.1.3, SAR, PyG and, with ISPLIB=PYTHON, iSpLib, which take turns; 30 minutes of a quiet machine. DGL gets .venv-dgl;"
 	@echo "                    SAR=FOLDER is a checkout of its code, which no registry has; what cannot be had is named and left out"
 	@echo "make dist           wheel and sdist in dist/, tried in a clean environment (TORCH=torch==2.10.0: with that one)"
 	@echo "make docs           the documentation in site/, tables measured anew where the code changed (1 to 2 minutes); no warnings, links checked"

@@ -104,6 +104,8 @@ def report_files(mine: Mapping[str, Any], studies: Mapping[str, Study], files: F
         elif study.figure is not None:
             reports.pyplot(study.figure.letters)
             reports.save(draw(study, study.figure, runs), files.figure)
+    if not shown:
+        raise SystemExit(f"there are no lines in {files.folder}, and its study has no text above them")
     print(*shown, sep="" if shown[0].startswith("#") else "\n", end="")
 
 

@@ -80,8 +80,8 @@ def growth(found: Cells) -> str:
 
 
 def report(files: Files) -> None:
-    """Print the tables. The committed folder has two more sets of lines: before ADR 52, and compiled PyG."""
-    found, before, later = (cells(files.read(name)) for name in ("results", "before", "compiled"))
+    """Print the tables. The committed folder has one more set of lines: before ADR 52."""
+    found, before = (cells(files.read(name)) for name in ("results", "before"))
     print(f"### a peer's epoch over ours, in the same round\n\n{ratios(found)}")
     both = [(name, cell, found[name]) for name, cell in before.items() if name in found and "dgl" in cell]
     lines = [[*name, *(over(c["dgl"], c[kind]) for kind in OURS for c in pair)] for name, *pair in both]
@@ -89,5 +89,3 @@ def report(files: Files) -> None:
         reports.show("before and after", reports.table(BEFORE, lines))
     reports.show("memory of an epoch, and page faults of the last round", memory(found))
     reports.show("how cost grows: nanoseconds an edge, 1 thread", growth(found))
-    if later:
-        reports.show("PyG by torch.compile, measured later without other peers", ratios(later))
