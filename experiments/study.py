@@ -26,7 +26,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,14 @@ trial = functools.cache(trial)  # whether links can be shaped here
 
 def own(folder: Path, name: str) -> Mapping[str, Any]:
     """Return the names of a folder's module, none if it has no such file."""
-    return vars(import_module(f"{folder.name}.{name}")) if (folder / f"{name}.py").exists() else {}
+    file = folder / f"{name}.py"
+    if not file.exists():
+        return {}
+    spec = spec_from_file_location(f"{folder.name}.{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # its classes can be pickled
+    spec.loader.exec_module(module)
+    return vars(module)
 
 
 def parts(folder: Path) -> dict[str, Study]:

@@ -18,14 +18,14 @@ from conftest import ROOT
 
 SOURCE = ROOT / "src" / "gnnpar"
 BUDGETS = {  # folder -> most uses of Any, most calls by name (getattr, hasattr)
-    "cli": (0, 0),
+    "cli": (1, 0),
     "config": (1, 0),
     "codecs": (0, 0),
     "comm": (1, 1),
     "data": (1, 1),
     "folds": (0, 0),
     "models": (4, 1),
-    "report": (4, 0),
+    "report": (3, 0),
     "track": (1, 0),
     "verify": (0, 0),
     "training": (9, 1),
