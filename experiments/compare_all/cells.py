@@ -39,7 +39,7 @@ def by_cell(studies: Mapping[str, Rows]) -> Cells:
 
 
 def methods_of(cells: Cells, without: Sequence[str] = ()) -> list[str]:
-    """Every method that is in some cell and has none of these words in its name, in one order everywhere."""
+    """Return the methods of all cells in the order of METHODS, without those with a word of `without` in their name."""
     names = dict.fromkeys(name for methods in cells.values() for name in methods)
     some = [name for name in names if not any(word in name for word in without)]
     return sorted(some, key=lambda name: METHODS.index(name) if name in METHODS else -1)

@@ -87,7 +87,7 @@ def view_of(dataset: Dataset) -> WholeGraph:
 
 
 def races(nodes: int, parts: Collection[str]) -> Iterator[Race]:
-    """Those of these parts, each made when it is asked for."""
+    """Yield the races of the given parts. Each is built when it is reached."""
     dataset, plain = block_model(nodes, features=WIDE), block_model(nodes, features=NARROW, loops=False)
     relational = with_edges(plain, lambda n, seed: EdgeData(type=torch.randint(RELATIONS, (n,), generator=seed)))
     if "layers" in parts:

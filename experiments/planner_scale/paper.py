@@ -38,14 +38,14 @@ class Cluster:
 
 
 class EvenStats(PartStats):
-    """Equal parts, each with the table's row of the first: its halo of itself is none, that of any other the same."""
+    """Statistics of equal parts: every part has the halo of part 0."""
 
     def sent(self, q: int) -> float:
         return sum(self.halo[0])
 
 
 class EvenWork(Work):
-    """Every part has the pieces of the first. Of the flows, those of one reader: down to 0, or from the last."""
+    """Work of equal parts: pieces are those of part 0; flows are of one reader, forward part 0, backward the last."""
 
     def pieces(self, layer: int, direction: Direction, *, share: float = 1.0, bits: int = 32) -> list[LayerSeconds]:
         return [self.piece(layer, 0, direction, share=share, bits=bits)] * self.parts.parts

@@ -219,7 +219,7 @@ def configs(node: Any) -> Iterator[dict[str, Any]]:
 
 def test_every_key_of_a_panel_is_in_the_history(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb_workspaces", reason="the [dashboard] extra is not installed")
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody is asked
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # no server answers
     out = sweep / "dashboard.json"
     assert run([str(sweep), "--out", str(out)]) == 0
     with pytest.raises(ConfigError, match="--save: needs the owner of the project"):
@@ -234,7 +234,7 @@ def test_every_key_of_a_panel_is_in_the_history(sweep: Path, monkeypatch: pytest
         assert shown <= logged
         assert {"against_gigabytes/loss/train", "memory/peak_bytes/rank_1", "time/exposed_wire_seconds"} <= shown
         assert {config.get("xAxis", "epoch") for config in found} == {"epoch", *AXES.values()}
-        assert not any(metric.startswith("fidelity/") for metric in shown)  # nobody probed
+        assert not any(metric.startswith("fidelity/") for metric in shown)  # no run has probes
         assert "monday/noon" in json.dumps(made[name])
     page = json.dumps(made["report"])
     assert f"| {' | '.join(TABLE)} |" in page

@@ -43,9 +43,6 @@ OPTIONS_OF_EDGES: list[tuple[Any, Any, dict[str, Any]]] = [  # attention dropout
 def models() -> Iterator[tuple[str, Case]]:
     for model in ("gat", "gatv2", "transformer"):
         yield f"dropout of {model}", (GraphParallel(), three(model, "model.attention_dropout=0.4"), (2, 4), {})
-    for model in ("gat", "gatv2"):  # masks go by global ids of edges and nodes
-        limit, config = configured("strategy", "minibatch").exact_limit(), three(model, "model.attention_dropout=0.3")
-        yield f"dropout of {model} in batches", (limit, config, (1, 2), {})
     for model, order in product(("gcn", "sage", "resgcn"), ("transform_first", "aggregate_first")):
         yield f"{model}, {order}", (GraphParallel(), three(model, f"model.order={order}"), (3,), {})
     for i, (config, data, changes) in enumerate(OPTIONS_OF_EDGES):

@@ -1,6 +1,7 @@
 """Sampled training: exact where nothing is left out, unbiased where something is, PyG's layers where asked for.
 
-ClusterGCN and GraphSAINT: what a batch computes; docs/strategies/minibatch.md is the specification."""
+What a batch computes is specified in docs/strategies/minibatch.md.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +64,18 @@ def same(got: dict, expected: dict, tolerance: float) -> None:
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     least = torch.finfo(torch.float64).eps * largest / tolerance
     assert max(relative_error(got[name], gradient, least=least) for name, gradient in expected.items()) < tolerance
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "gatv2"])
+def test_one_batch_with_all_neighbours_is_the_single_device(model) -> None:
+    """To 1e-12, with attention dropout: masks go by global ids of edges and nodes. Others: test_strategies.py."""
+    more = ("model.attention_dropout=0.3",) if model.startswith("gat") else ()
+    config, data = configured("model", model, "model.hidden=8", *more), small_graph()
+    expected = train_in_threads(Single(), config, data, world=1, epochs=1)
+    for world in (1, 2):
+        got = train_in_threads(ALL, config, data, world=world, epochs=1)
+        assert got.losses == pytest.approx(expected.losses, rel=1e-12)
+        same(got.gradients[0], expected.gradients[0], 1e-12)
 
 
 @pytest.mark.quick(1)

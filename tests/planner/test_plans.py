@@ -21,7 +21,11 @@ from conftest import Run
 from gnnpar.cli.train import run_training
 from gnnpar.comm import ThreadWorld
 from gnnpar.config.compose import compose
+from gnnpar.parallel.declared import DeclaredCandidate
+from gnnpar.parallel.halo.strategy import GraphParallel
+from gnnpar.parallel.pipeline.cost import PipelineCandidate
 from gnnpar.parallel.pipeline.hybrid import Hybrid
+from gnnpar.parallel.pipeline.placing import even_cuts
 from gnnpar.parallel.sequential.strategy import SAR
 from gnnpar.parallel.single.strategy import Single
 from gnnpar.parallel.strategy import Strategy, Workload
@@ -300,6 +304,30 @@ def test_a_stage_of_parts_names_both_codecs() -> None:
 
 
 MODEL = configured("model", "resgcn", "model.num_layers=4", "model.hidden=8")
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        DeclaredCandidate(strategy=GraphParallel(overlap="none"), parts=2),
+        DeclaredCandidate(strategy=GraphParallel(), parts=2, bits=16),
+        DeclaredCandidate(strategy=GraphParallel(), parts=2, bits=8),
+        DeclaredCandidate(strategy=SAR(prefetch=2), parts=3),
+        PipelineCandidate(stages=2, cuts=even_cuts(4, 2)),
+        PipelineCandidate(stages=2, chunks=4, cuts=even_cuts(4, 2)),
+        PipelineCandidate(stages=2, parts=2, cuts=even_cuts(4, 2)),
+    ],
+    ids=lambda c: c.label,
+)
+def test_a_candidate_runs(candidate: Candidate) -> None:
+    strategy = shipped().strategy_of(candidate)
+    data = small_graph()
+    losses = train_in_threads(strategy, MODEL, data, world=candidate.ranks, epochs=4).losses
+    assert all(map(math.isfinite, losses))
+    if candidate.quality == {"exact"}:
+        exact = train_in_threads(Single(), MODEL, data, world=1, epochs=4).losses
+        assert losses == pytest.approx(exact, rel=1e-9)
 
 
 def of_every_family(world: int) -> list[Candidate]:

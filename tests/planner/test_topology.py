@@ -31,6 +31,18 @@ def test_units() -> None:
     assert (rate_text(25e9 / 8), bytes_text(16 * 2**30), seconds_text(0.0123)) == ("25 Gbit/s", "16 GiB", "12.3 ms")
 
 
+@pytest.mark.parametrize(
+    ("text", "dimension", "said"),
+    [
+        ("fast", "speed", "x=fast must be a number and a unit, such as 14 Tflop/s"),
+        ("3 GiB", "seconds", "x=3 GiB has the unknown unit GiB; write it as in 5 us"),
+    ],
+)
+def test_quantity_of_another_dimension_is_refused(text: Any, dimension: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        parse(text, dimension, name="x")
+
+
 def test_routes_pass_ports_and_nics() -> None:
     fabric = machines().fabric
     assert [d.name for d in fabric.devices] == ["h0/0", "h0/1", "h1/0", "h1/1"]

@@ -360,7 +360,7 @@ def test_without_a_server_or_a_key_a_run_is_kept_offline(
     kept = read_run(tmp_path)
     assert [row["loss/train"] for row in kept.epochs] == [1.5]
     assert kept.epochs[0][mirror.GIGABYTES] == 1.0
-    assert kept.of("exit")[-1]["exit_code"] == 1  # nobody said that it completed
+    assert kept.of("exit")[-1]["exit_code"] == 1  # the run did not complete
 
 
 OPENED = """

@@ -103,7 +103,8 @@ def put(whole: Tensor, head: int, rows: Tensor | None, part: Tensor) -> None:
 
 
 Weigh = Callable[[RowBlock, Tensor], tuple[Tensor, ...]]
-"""(block, shifts m [R], all 0) -> weights of its edges, and those of sums by `branch`. It may write other shifts."""
+"""(block, shifts m [R]) -> weights of the block's edges; with `branch`, also those of the second sums. m is 0 at first,
+and may be overwritten."""
 Add = Callable[[RowBlock, Tensor], Tensor]
 """(block, weights) -> weighted sums by row."""
 

@@ -3,12 +3,7 @@
 A gloo pair is half duplex. Traffic to higher ranks and traffic to lower ranks therefore use two process groups with
 separate connections, which run concurrently at full rate.
 
-Objects between the ranks of one host, with an HMAC-SHA256 of a key shared by these ranks.
-
-Copies between a GPU and pinned host memory, on separate streams, for gloo.
-
-Out: the copies of an exchange wait for the kernels that made the buffers, not for later ones; one event marks the end
-of all. In: a copy does not wait for kernels launched meanwhile, and only its readers wait for it.
+Objects between the ranks of one host carry an HMAC-SHA256 of a key that these ranks share (`sealed`, `opened`).
 """
 
 # torch.distributed declares no types of its collectives
@@ -43,7 +38,11 @@ from gnnpar.comm.ledger import Ledger, Receipt
 
 
 class Staging:
-    """Copies of one device. On a CPU nothing is copied."""
+    """Copies between a GPU and pinned host memory, on separate streams, for gloo. On a CPU nothing is copied.
+
+    Out: the copies of an exchange wait for the kernels that made the buffers, not for later ones; one event marks the
+    end of all. In: a copy does not wait for kernels launched meanwhile, and only its readers wait for it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

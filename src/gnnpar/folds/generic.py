@@ -1,6 +1,6 @@
 """Fold of a user's message: two functions of one edge, folded and differentiated block by block, without a kernel.
 
-The rows of the sources of all in-edges, for code that folds them itself.
+`SourceRows` returns the source's row of every in-edge, for code that folds them itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The reason for a rank's end, in one line, and detection of a hanging rank.
-
-Signals: Ctrl-C ends a run at once, SIGTERM after its epoch, with a checkpoint.
-"""
+"""The reason for a rank's end, in one line; detection of a hanging rank; and the signals that end a run: Ctrl-C at
+once, SIGTERM after its epoch, with a checkpoint."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A walk gives the order of the blocks, the source of their rows, and the destination of remote gradients. One autograd
 function does the rest. `feature` on several ranks and whole neighbourhoods have their own autograd functions.
 
-The whole graph on one device, Y = A X, and the fold over one block that every view uses.
+`WholeGraph` is the view of a whole graph on one device, Y = A X; `fold_block` folds over one block for every view.
 """
 
 from __future__ import annotations

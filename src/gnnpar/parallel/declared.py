@@ -1,8 +1,7 @@
 """Price a strategy by the `Step` that it declares: as it is configured, and as a planner may configure it.
 
-Protocols of strategies that `gnnpar plan` and `gnnpar estimate` can price.
-
-Both are optional: a strategy without `cost` is listed as unpriced.
+`gnnpar plan` and `gnnpar estimate` price strategies that implement `Priced`; a planner chooses from those with
+`Enumerated`. Both are optional: a strategy without `cost` is listed as unpriced.
 """
 
 from __future__ import annotations

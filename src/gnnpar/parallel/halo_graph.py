@@ -3,7 +3,7 @@
 Forward: send boundary rows, fold inner in-edges, fold the halo rows as they arrive. Backward: differentiate the halo
 blocks first, so that their gradients travel while the inner block is differentiated.
 
-The flat engine of methods that read halo rows: one view trains by their exchange, one evaluates exactly.
+`halo_engine` builds the engine of methods that read halo rows: one view trains by their exchange, one is exact.
 """
 
 from __future__ import annotations

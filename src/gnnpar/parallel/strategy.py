@@ -1,6 +1,6 @@
 """The Strategy protocol: a configuration that states its capabilities, plans on rank 0 and builds an engine.
 
-Defaults of strategies with one part per rank and all layers on every rank.
+`FlatStrategy` and `CodedStrategy` have the defaults of strategies with one part per rank and all layers on every rank.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Pieces, as in the engines: dense work before and after a fold, the fold over inner edges and over each peer's halo,
 encoding and adding back. Closed forms and the simulator combine the same pieces.
 
-Peak bytes of a rank in an epoch, in closed form. An element has 4 bytes.
+`rank_memory` has the peak bytes of a rank in an epoch, in closed form. An element has 4 bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows, groups, warnings and notes of some runs, computed once for all outputs. A row has the cells of one run.
 
-The verdict of a comparison in one or two sentences per task, with the evidence.
+`answers` states the verdict of each task in one or two sentences, with the evidence.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ once, at the hop at which it is first reached. NeighborLoader draws if pyg-lib i
 NeighborLoader with torch-sparse draws only for sampler=pyg: up to 0.6.18 its draw without replacement is not uniform
 (ADR 0029). Equal keys give equal samples of one implementation.
 
-The whole graph on every rank, assembled from the ranks' shards, for sampled training.
+`Replica` is the whole graph on every rank, assembled from the ranks' shards, from which samples are drawn.
 """
 
 # PyG has no stubs, and torch declares no types of its random state
